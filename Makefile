@@ -1,0 +1,31 @@
+# Every target installs what it needs into .venv first; that happens again only when
+# pyproject.toml or constraints.txt change.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test bench soak clean
+
+demo: $(STAMP)
+	@$(BIN)/dpzv train flights --max-seconds 180
+
+test: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/pytest -m "not soak"
+
+bench: $(STAMP)
+	@$(BIN)/python -m benchmarks
+
+soak: $(STAMP)
+	@$(BIN)/pytest -m soak
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("dpzv needs Python 3.11 or newer, found " + sys.version.split()[0] + "; set PYTHON=python3.x" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(STAMP)
+
+clean:
+	rm -rf .venv build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,16 @@
+"""Differentially private vertical federated learning by zeroth-order optimisation (DPZV)."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+__all__ = ["Federation", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    """`Federation` brings torch along; it is imported when asked for, so that light commands start fast."""
+    if name == "Federation":
+        from dpzv.federation import Federation
+
+        return Federation
+    raise AttributeError(f"module 'dpzv' has no attribute '{name}'")

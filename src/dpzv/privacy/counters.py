@@ -1,0 +1,63 @@
+"""How much of its cap every record has used: exact integers, so that nothing is lost to rounding."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpzv.errors import PrivacyRefused
+from dpzv.privacy.events import ReleaseEvent, unit_mu
+
+__all__ = ["CapCounters"]
+
+# A counter is an integer in units of cap / 2^62: sums are exact, and every charge is rounded up.
+_FULL = 1 << 62
+# covers the rounding of the few float64 operations before a charge becomes an integer
+_ROUND_UP = 2.0**-50
+
+
+class CapCounters:
+    """One counter per record id 0 .. D-1 for the sum of (C / (B sigma_dp))^2, kept at or below `cap`.
+
+    An infinite `cap` means that nothing is kept.
+    """
+
+    def __init__(self, *, D: int, cap: float) -> None:
+        self._cap = cap
+        self._used = np.zeros(D, dtype=np.int64)
+
+    @property
+    def largest(self) -> float:
+        """The largest sum of any record, rounded up; 0 where nothing is kept."""
+        used = int(self._used.max())
+        return used / _FULL * self._cap * (1 + _ROUND_UP) if used else 0.0
+
+    def charge_of(self, event: ReleaseEvent) -> int:
+        """What `event` costs a record in it, in the counters' units; 0 where nothing is kept.
+
+        Refused when it costs more than the whole cap.
+        """
+        if math.isinf(self._cap):
+            return 0
+        share = unit_mu(event) ** 2 / self._cap * (1 + _ROUND_UP) if self._cap > 0 else math.inf
+        if not share <= 1:
+            raise PrivacyRefused(
+                f"one release with B={event.B} and sigma_dp={event.sigma_dp:g} would alone pass the cap of "
+                "every record in it; release what was planned."
+            )
+        return math.ceil(share * _FULL)
+
+    def past(self, ids: NDArray[np.int64], charge: int) -> NDArray[np.bool_]:
+        """Which of the records `ids` cannot pay `charge`."""
+        if charge == 0:
+            return np.zeros(len(ids), dtype=np.bool_)
+        past: NDArray[np.bool_] = self._used[ids] > _FULL - charge
+        return past
+
+    def add(self, ids: NDArray[np.int64], charge: int) -> None:
+        """Charge the records `ids` (all different), less those that cannot pay: they contributed nothing."""
+        if charge:
+            used = self._used[ids]
+            self._used[ids] = np.where(used > _FULL - charge, used, used + charge)

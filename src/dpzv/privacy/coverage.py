@@ -1,0 +1,122 @@
+"""What the claim covers: the request, what it is refused for, what it is warned about."""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+from msgspec import Struct
+
+from dpzv.errors import ConfigError, PrivacyRefused
+from dpzv.terms import Accounting, HeadRuleName, Neighbours, Protects, StartName
+from dpzv.validate import fraction, one_of, positive, probability, whole
+
+__all__ = ["PlanRequest", "check_request", "refuse_uncovered", "warnings_of"]
+
+
+class PlanRequest(Struct, frozen=True, kw_only=True):
+    """A budget and the training it is for.
+
+    `epsilon` may be infinite (no privacy: no noise, nothing refused for coverage) and only then may `C` be.
+    `T` counts the rounds of all `M` devices together. `participations` is how often a record may be in a
+    batch at full cost, summed over devices; a record drawn more often is past its cap and contributes 0, so
+    the claim does not depend on this number being a bound. `start_share` is the share of mu^2 that all dp-pca
+    starts together get; without such a start it is not looked at.
+    """
+
+    epsilon: float
+    delta_dp: float
+    accounting: Accounting
+    neighbours: Neighbours
+    protects: Protects
+    C: float
+    B: int
+    D: int
+    M: int
+    T: int
+    participations: int
+    min_batch: int
+    head_rule: HeadRuleName
+    starts: tuple[StartName, ...]
+    start_share: float
+
+
+def check_request(asked: PlanRequest) -> None:
+    """Refuse what makes no sense whatever is covered: names, ranges, sizes."""
+    one_of("accounting", asked.accounting, get_args(Accounting))
+    one_of("neighbours", asked.neighbours, get_args(Neighbours))
+    one_of("protects", asked.protects, get_args(Protects))
+    one_of("head rule", asked.head_rule, get_args(HeadRuleName))
+    for start in asked.starts:
+        one_of("start", start, get_args(StartName))
+    positive("epsilon", asked.epsilon)
+    probability("delta_dp", asked.delta_dp)
+    positive("C", asked.C)
+    for name, value in {"B": asked.B, "D": asked.D, "M": asked.M, "min_batch": asked.min_batch}.items():
+        whole(name, value, 1)
+    whole("participations", asked.participations, 1 if whole("T", asked.T, 0) else 0)
+    if asked.B > asked.D:
+        raise ConfigError(f"a batch holds at most all D={asked.D} records, got B={asked.B}; lower B.")
+    if len(asked.starts) != asked.M:
+        raise ConfigError(
+            f"expected one start for each of the M={asked.M} devices, got {len(asked.starts)}; "
+            "give a start per device."
+        )
+    if "dp-pca" in asked.starts and fraction("start_share", asked.start_share) == 0:
+        raise ConfigError("a dp-pca start needs a share of the budget, got start_share=0; raise it above 0.")
+
+
+def refuse_uncovered(asked: PlanRequest) -> None:
+    """Refuse what a claim would not cover, naming the choices; without a budget there is no claim."""
+    if math.isinf(asked.epsilon):
+        return
+    if asked.protects == "labels" and asked.neighbours == "zero-out":
+        raise PrivacyRefused(
+            "zero-out does not bound what is learnt about a label, got protects=labels with "
+            "neighbours=zero-out; choose neighbours=replace-one or protects=records."
+        )
+    if asked.T == 0:  # nothing is released: any start and any head are covered
+        return
+    if math.isinf(asked.C):
+        raise PrivacyRefused(
+            f"a finite epsilon needs a finite clip, got epsilon={asked.epsilon:g} with C=inf; "
+            "set C to a positive number or epsilon to inf."
+        )
+    if asked.min_batch > asked.B:
+        raise PrivacyRefused(
+            f"a release must be over at least min_batch={asked.min_batch} records, got B={asked.B}; "
+            "raise B or lower min_batch."
+        )
+    if asked.accounting == "exact":
+        _refuse_inexact(asked)
+
+
+def _refuse_inexact(asked: PlanRequest) -> None:
+    """Refuse a head rule or start that the exact account does not cover."""
+    if asked.head_rule not in ("joint-zo", "frozen"):
+        raise PrivacyRefused(
+            f"head rule '{asked.head_rule}' moves w_0 by un-noised labels, which the exact account does not "
+            "cover; choose head rule joint-zo or frozen, or accounting=paper (which is no guarantee)."
+        )
+    if asked.protects == "records" and "pca" in asked.starts:
+        raise PrivacyRefused(
+            "start 'pca' reads all records without noise, which protects=records does not cover; "
+            "choose start dp-pca, random, gabor or weights, or protects=labels."
+        )
+
+
+def warnings_of(asked: PlanRequest) -> tuple[str, ...]:
+    """Sentences about what is allowed but weak."""
+    if math.isinf(asked.epsilon):
+        return ()
+    found = []
+    if asked.delta_dp > 1 / asked.D:
+        found.append(
+            f"delta_dp = {asked.delta_dp:g} is above 1/D = {1 / asked.D:.2g}, so the claim would allow one "
+            "record to be given away whole; choose a smaller delta_dp."
+        )
+    if asked.protects == "labels" and "dp-pca" in asked.starts:
+        found.append(
+            "the dp-pca starts are charged although labels alone are protected; start pca is free there."
+        )
+    return tuple(found)

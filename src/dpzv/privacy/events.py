@@ -1,0 +1,64 @@
+"""What was released, apart from what it costs.
+
+A cost is stated as `unit_mu`, the Gaussian-DP parameter when a record's contribution becomes nothing
+(zero-out). What the other neighbours make of it is `neighbour_factor`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+
+from dpzv.terms import Neighbours
+
+__all__ = ["ReleaseEvent", "StartEvent", "neighbour_factor", "unit_mu"]
+
+
+class ReleaseEvent(Struct, frozen=True, kw_only=True):
+    """One scalar `Delta`: the mean over `B` records of values clipped to [-C, C], plus N(0, sigma_dp^2).
+
+    The batch is public: it is number `position` of device `m`'s schedule. `t` counts rounds over all devices.
+    """
+
+    t: int
+    m: int
+    position: int
+    B: int
+    C: float
+    sigma_dp: float
+
+
+class StartEvent(Struct, frozen=True, kw_only=True):
+    """Device `m`'s dp-pca start: a sum of outer products plus symmetric Gaussian noise.
+
+    `noise_multiplier` is the noise's standard deviation per entry over the largest norm R^2 + c^2 of one
+    record's outer product.
+    """
+
+    m: int
+    noise_multiplier: float
+
+
+def unit_mu(event: ReleaseEvent | StartEvent) -> float:
+    """The Gaussian-DP parameter of `event` for one record in it under zero-out; infinity without noise.
+
+    Formal guarantee: removing a record's term moves a release by at most C/B and a start by at most R^2 + c^2
+    in Frobenius norm, which over the noise's standard deviation is this value.
+    """
+    if isinstance(event, StartEvent):
+        return 1 / event.noise_multiplier if event.noise_multiplier > 0 else math.inf
+    if event.sigma_dp <= 0 or not math.isfinite(event.C):
+        return math.inf
+    return event.C / (event.B * event.sigma_dp)
+
+
+def neighbour_factor(kind: type[ReleaseEvent] | type[StartEvent], neighbours: Neighbours) -> float:
+    """How far one record moves an event of `kind` under `neighbours`, in units of zero-out.
+
+    Replacing a clipped value turns -C into C at worst: 2. Replacing a row v by w moves the sum of outer
+    products by ``||v v^T - w w^T||_F <= sqrt(||v||^4 + ||w||^4)``: sqrt(2).
+    """
+    if neighbours == "zero-out":
+        return 1.0
+    return 2.0 if kind is ReleaseEvent else math.sqrt(2)

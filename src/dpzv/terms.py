@@ -1,0 +1,40 @@
+"""The closed vocabularies of the configuration, in one place, one word a concept."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+__all__ = [
+    "Accounting",
+    "HeadRuleName",
+    "Neighbours",
+    "NoiseSourceName",
+    "Protects",
+    "Schedule",
+    "StartName",
+    "Task",
+]
+
+Task = Literal["binary", "classes", "regression"]
+"""What is predicted: a 0/1 label, one of several classes, or a number."""
+
+Neighbours = Literal["replace-one", "zero-out"]
+"""When two data sets are neighbours: one record becomes anything else, or contributes nothing."""
+
+Protects = Literal["records", "labels"]
+"""What is protected: label and other devices' features of a record, or its label alone."""
+
+Accounting = Literal["exact", "paper"]
+"""`exact` counts what curious devices see; `paper` is the published rule, which is no guarantee."""
+
+HeadRuleName = Literal["joint-zo", "frozen", "sgd", "zo"]
+"""How the server's own model `w_0` moves."""
+
+StartName = Literal["random", "weights", "gabor", "pca", "dp-pca"]
+"""Where a device's weights `w_m` come from before the first round."""
+
+NoiseSourceName = Literal["exact", "seeded"]
+"""Secret noise on integers, or reproducible noise for simulation."""
+
+Schedule = Literal["constant", "linear", "cosine"]
+"""How a step size falls over the rounds."""

@@ -1,0 +1,109 @@
+"""A process that writes to a ledger until something ends it: ``python ledger_child.py WHAT PATH``."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpzv.errors import DiskError
+from dpzv.privacy.events import ReleaseEvent
+from dpzv.privacy.ledger import Ledger
+from dpzv.privacy.plan import PlanRequest, make_plan
+
+D, B, T = 500, 50, 1_000_000
+PLAN = make_plan(
+    PlanRequest(
+        epsilon=1.0,
+        delta_dp=1e-6,
+        accounting="exact",
+        neighbours="replace-one",
+        protects="records",
+        C=1.0,
+        B=B,
+        D=D,
+        M=1,
+        T=T,
+        participations=100_000,
+        min_batch=2,
+        head_rule="frozen",
+        starts=("random",),
+        start_share=0.0,
+    )
+)
+
+
+def ids_of(m: int, position: int) -> NDArray[np.int64]:
+    return np.arange(position * B, (position + 1) * B) % D
+
+
+def frame(t: int) -> bytes:
+    return hashlib.sha256(str(t).encode()).digest()
+
+
+def create(path: Path, *, durable: bool) -> Ledger:
+    return Ledger.create(
+        path, plan=PLAN, data_fingerprint="d", noise_source="seeded", ids_of=ids_of, durable=durable
+    )
+
+
+def reopen(path: Path, *, durable: bool, at_least: int = 0) -> Ledger:
+    return Ledger.open(
+        path,
+        plan=PLAN,
+        data_fingerprint="d",
+        noise_source="seeded",
+        ids_of=ids_of,
+        durable=durable,
+        at_least=at_least,
+    )
+
+
+def write(ledger: Ledger, t: int) -> float:
+    """Release round `t` with a value that would differ if it were drawn again."""
+    Delta = int.from_bytes(os.urandom(6), "big") / 2**40
+    ledger.write(ReleaseEvent(t=t, m=0, position=t, B=B, C=PLAN.C, sigma_dp=PLAN.sigma_dp), Delta, frame(t))
+    return Delta
+
+
+def acknowledge_until_killed(path: Path) -> None:
+    ledger = reopen(path, durable=True) if path.exists() else create(path, durable=True)
+    for t in range(ledger.last_t + 1, T):
+        os.write(1, f"{t} {write(ledger, t).hex()}\n".encode())
+
+
+def flush_at_20_and_end_at_30(path: Path) -> None:
+    ledger = create(path, durable=False)
+    for t in range(30):
+        write(ledger, t)
+        if t == 19:
+            ledger.flush()
+    os._exit(9)
+
+
+def grow_to_the_limit(path: Path) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    ledger = create(path, durable=True)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+    written = 0
+    try:
+        for t in range(T):
+            write(ledger, t)
+            written += 1
+    except DiskError as error:
+        os.write(1, f"{written} {ledger.releases} {error}".encode())
+        os._exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    {
+        "acknowledge": acknowledge_until_killed,
+        "flush": flush_at_20_and_end_at_30,
+        "grow": grow_to_the_limit,
+    }[sys.argv[1]](Path(sys.argv[2]))

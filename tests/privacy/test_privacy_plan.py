@@ -1,0 +1,293 @@
+"""The plan: calibration against the formulas it stands for, participation by brute force, every refusal."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpzv.errors import ConfigError, PrivacyRefused
+from dpzv.privacy.events import ReleaseEvent, StartEvent, neighbour_factor, unit_mu
+from dpzv.privacy.gdp import delta_of, epsilon_of, mu_of
+from dpzv.privacy.plan import (
+    PlanRequest,
+    PrivacyPlan,
+    claimed_mu,
+    epsilon_spent,
+    make_plan,
+    participation_cap,
+    plan_from_json,
+    plan_to_json,
+    request_of,
+    start_event,
+    verdict,
+)
+from dpzv.rng import numpy_generator
+
+ASKED = PlanRequest(
+    epsilon=1.0,
+    delta_dp=1e-6,
+    accounting="exact",
+    neighbours="replace-one",
+    protects="records",
+    C=0.5,
+    B=200,
+    D=10_000,
+    M=3,
+    T=600,
+    participations=12,
+    min_batch=64,
+    head_rule="joint-zo",
+    starts=("random", "gabor", "weights"),
+    start_share=0.2,
+)
+
+
+def plan_of(**changes: Any) -> PrivacyPlan:
+    return make_plan(msgspec.structs.replace(ASKED, **changes))
+
+
+# --- the noise ------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(
+    epsilon=st.floats(0.01, 50),
+    delta_dp=st.floats(1e-9, 1e-3),
+    C=st.floats(0.01, 100),
+    B=st.integers(64, 10_000),
+    P=st.integers(1, 100_000),
+    s_and_name=st.sampled_from([(1, "zero-out"), (2, "replace-one")]),
+)
+def test_sigma_is_the_formula_and_the_claim_holds(
+    epsilon: float, delta_dp: float, C: float, B: int, P: int, s_and_name: tuple[int, str]
+) -> None:
+    s, name = s_and_name
+    plan = plan_of(epsilon=epsilon, delta_dp=delta_dp, C=C, B=B, participations=P, neighbours=name)
+    formula = s * C * math.sqrt(P) / (B * mu_of(epsilon, delta_dp))
+    assert plan.sigma_dp == pytest.approx(formula, rel=1e-9)
+    assert plan.sigma_dp >= formula
+    # P releases at this noise fit under the cap, and the cap keeps what was asked
+    event = ReleaseEvent(t=0, m=0, position=0, B=B, C=C, sigma_dp=plan.sigma_dp)
+    assert P * unit_mu(event) ** 2 <= plan.cap
+    assert delta_of(epsilon, s * math.sqrt(plan.cap)) <= delta_dp
+    assert plan.claimed_epsilon == epsilon
+
+
+@settings(deadline=None)
+@given(epsilon=st.floats(0.05, 20), more=st.floats(1.01, 4), P=st.integers(1, 1000))
+def test_noise_falls_with_epsilon_and_grows_with_participations(epsilon: float, more: float, P: int) -> None:
+    sigma = plan_of(epsilon=epsilon, participations=P).sigma_dp
+    assert plan_of(epsilon=epsilon * more, participations=P).sigma_dp < sigma
+    assert plan_of(epsilon=epsilon, participations=P + 1).sigma_dp > sigma
+    assert plan_of(epsilon=epsilon, participations=P, delta_dp=1e-7).sigma_dp > sigma
+
+
+def test_both_epsilons_of_releases_alone() -> None:
+    mu = mu_of(1.0, 1e-6)
+    one, out = plan_of(), plan_of(neighbours="zero-out")
+    assert one.epsilon_replace_one == 1.0
+    assert one.epsilon_zero_out == pytest.approx(epsilon_of(mu / 2, 1e-6), rel=1e-9)
+    assert out.epsilon_zero_out == 1.0
+    assert out.epsilon_replace_one == pytest.approx(epsilon_of(2 * mu, 1e-6), rel=1e-9)
+    assert one.sigma_dp == pytest.approx(2 * out.sigma_dp, rel=1e-9)
+
+
+@pytest.mark.parametrize("neighbours", ["replace-one", "zero-out"])
+def test_starts_and_releases_compose_to_the_budget(neighbours: Any) -> None:
+    """All Gaussian parts, whitened, side by side are one Gaussian whose mean moves by the joint mu."""
+    plan = plan_of(neighbours=neighbours, starts=("dp-pca", "random", "dp-pca"), start_share=0.3)
+    events = [start_event(plan, m) for m in (0, 2)]
+    for name, wanted in {
+        "replace-one": plan.epsilon_replace_one,
+        "zero-out": plan.epsilon_zero_out,
+    }.items():
+        s = {"replace-one": 2.0, "zero-out": 1.0}[name]
+        r = {"replace-one": math.sqrt(2), "zero-out": 1.0}[name]
+        shifts = [r / event.noise_multiplier for event in events]
+        shifts += [s * plan.C / plan.B / plan.sigma_dp] * plan.participations
+        mu = float(np.linalg.norm(shifts))
+        assert mu == pytest.approx(claimed_mu(plan, name), rel=1e-9)  # type: ignore[arg-type]
+        assert wanted == pytest.approx(epsilon_of(mu, plan.delta_dp), rel=1e-9)
+    joint_start = math.hypot(*plan.mu_start)
+    assert joint_start**2 == pytest.approx(0.3 * mu_of(1.0, 1e-6) ** 2, rel=1e-9)
+    assert plan.mu_start[1] == 0
+
+
+def test_replace_one_of_outer_products_is_at_most_sqrt2() -> None:
+    """The bound the starts rely on, attained by orthogonal rows and not passed by random ones."""
+    draws = numpy_generator("outer").standard_normal((500, 2, 4))
+    draws /= np.linalg.norm(draws, axis=2, keepdims=True)
+    moves = [np.linalg.norm(np.outer(v, v) - np.outer(w, w)) for v, w in draws]
+    bound = neighbour_factor(StartEvent, "replace-one")
+    assert max(moves) <= bound
+    assert max(moves) > 0.99 * bound
+
+
+def test_published_rule_is_reproduced_and_called_no_guarantee() -> None:
+    plan = plan_of(accounting="paper", head_rule="sgd", starts=("pca",) * 3, delta_dp=1e-3)
+    assert plan.sigma_dp == pytest.approx(2 * 0.5 * math.sqrt(600) / (10_000 * 0.388401248307), rel=1e-9)
+    assert plan.claimed_epsilon == plan.epsilon_replace_one == 1.0
+    assert plan.cap == math.inf
+    for source in ("exact", "seeded"):
+        guarantee, why = verdict(plan, source)  # type: ignore[arg-type]
+        assert not guarantee
+        assert "published" in why
+
+
+def test_no_privacy_adds_no_noise_and_refuses_nothing() -> None:
+    plan = plan_of(epsilon=math.inf, C=math.inf, head_rule="sgd", starts=("pca",) * 3, B=1)
+    assert plan.sigma_dp == 0
+    assert plan.claimed_epsilon == plan.epsilon_zero_out == plan.epsilon_replace_one == math.inf
+    assert verdict(plan, "exact") == (False, "no privacy was asked for (epsilon is infinite)")
+    assert start_event(plan_of(epsilon=math.inf, starts=("dp-pca",) * 3), 1).noise_multiplier == 0
+
+
+def test_nothing_released_is_epsilon_zero() -> None:
+    plan = plan_of(T=0, participations=0, starts=("dp-pca", "pca", "random"), head_rule="sgd")
+    assert plan.claimed_epsilon == plan.epsilon_zero_out == plan.epsilon_replace_one == plan.mu == 0
+    assert plan.mu_start[0] == plan_of(starts=("dp-pca", "gabor", "random")).mu_start[0] > 0
+    assert verdict(plan, "exact")[0]
+
+
+def test_verdict_needs_secret_noise() -> None:
+    assert verdict(plan_of(), "exact")[0]
+    guarantee, why = verdict(plan_of(), "seeded")
+    assert not guarantee
+    assert "simulated noise: what this plan would guarantee" in why
+
+
+def test_spent_grows_to_the_claim() -> None:
+    plan = plan_of(starts=("dp-pca", "random", "random"))
+    spent = [epsilon_spent(plan, releases=k, unit_mu_squared=plan.cap * k / 600) for k in (0, 1, 300, 600)]
+    assert spent[0] == 0
+    assert spent[1] > 0.01  # the start is in it from the first release
+    assert spent == sorted(spent)
+    assert spent[3] == pytest.approx(1.0, rel=1e-9)
+    published = plan_of(accounting="paper")
+    half = epsilon_spent(published, releases=150, unit_mu_squared=0.0)
+    assert half == pytest.approx(epsilon_of(published.mu / 2, 1e-6), rel=1e-9)
+    assert epsilon_spent(plan_of(epsilon=math.inf), releases=1, unit_mu_squared=0.0) == math.inf
+
+
+def test_warnings() -> None:
+    assert plan_of().warnings == ()
+    (warning,) = plan_of(delta_dp=1e-3).warnings
+    assert "1/D" in warning
+    (warning,) = plan_of(protects="labels", starts=("dp-pca",) * 3).warnings
+    assert "pca is free" in warning
+
+
+@pytest.mark.parametrize("changes", [{}, {"epsilon": math.inf, "C": math.inf, "starts": ("dp-pca",) * 3}])
+def test_json_round_trip_is_bit_exact(changes: dict[str, Any]) -> None:
+    plan = plan_of(**changes)
+    assert plan_from_json(plan_to_json(plan)) == plan
+    assert make_plan(request_of(plan)) == plan
+
+
+# --- participations -------------------------------------------------------------------------------
+
+
+def walked(*, n: list[int], B: int, D: int) -> int:
+    """Most participations of any record when device m really walks its cyclic schedule n[m] rounds.
+
+    Permutations are chosen against us: each device's first record is the same one.
+    """
+    counts = np.zeros(D, dtype=int)
+    for rounds in n:
+        np.add.at(counts, np.arange(rounds * B) % D, 1)
+    return int(counts.max())
+
+
+@pytest.mark.parametrize("B", range(1, 8))
+def test_participation_cap_by_brute_force(B: int) -> None:
+    """Any split of T: never below what happens, and above the worst split by one at most."""
+    for D, M, T in itertools.product(range(B, 10, 2), (1, 2, 3), range(13)):
+        splits = [list(n) for n in itertools.product(range(T + 1), repeat=M) if sum(n) == T]
+        worst = max(walked(n=n, B=B, D=D) for n in splits)
+        cap = participation_cap(T=T, B=B, D=D, M=M, equal_speeds=False)
+        assert worst <= cap <= worst + 1
+        turns = [T // M + (m < T % M) for m in range(M)]
+        assert participation_cap(T=T, B=B, D=D, M=M, equal_speeds=True) == walked(n=turns, B=B, D=D)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    n=st.lists(st.integers(0, 5000), min_size=1, max_size=8),
+    B=st.integers(1, 5000),
+    extra=st.integers(0, 60_000),
+)
+def test_participation_cap_of_any_split(n: list[int], B: int, extra: int) -> None:
+    D = B + extra
+    needed = sum(-(-rounds * B // D) for rounds in n)
+    assert needed <= participation_cap(T=sum(n), B=B, D=D, M=len(n), equal_speeds=False)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"head_rule": "sgd"}, ["joint-zo", "frozen", "accounting=paper"]),
+        ({"head_rule": "zo"}, ["joint-zo", "frozen", "accounting=paper"]),
+        (
+            {"starts": ("random", "pca", "random")},
+            ["dp-pca", "random", "gabor", "weights", "protects=labels"],
+        ),
+        ({"protects": "labels", "neighbours": "zero-out"}, ["replace-one", "protects=records"]),
+        ({"B": 63}, ["min_batch", "B=63"]),
+        ({"C": math.inf}, ["C", "epsilon to inf"]),
+        ({"C": math.inf, "accounting": "paper"}, ["C", "epsilon to inf"]),
+    ],
+)
+def test_uncovered_is_refused_with_the_choices(changes: dict[str, Any], named: list[str]) -> None:
+    with pytest.raises(PrivacyRefused) as refused:
+        plan_of(**changes)
+    for word in named:
+        assert word in str(refused.value)
+
+
+def test_pca_is_free_for_labels() -> None:
+    plan = plan_of(protects="labels", starts=("pca",) * 3)
+    assert plan.sigma_dp == plan_of().sigma_dp
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epsilon": 0.0},
+        {"epsilon": -1.0},
+        {"epsilon": math.nan},
+        {"delta_dp": 0.0},
+        {"delta_dp": 1.0},
+        {"C": 0.0},
+        {"C": math.nan},
+        {"B": 10_001},
+        {"B": 0},
+        {"M": 2},
+        {"T": -1},
+        {"participations": 0},
+        {"starts": ("dp-pca",) * 3, "start_share": 0.0},
+        {"starts": ("dp-pca",) * 3, "start_share": 1.0},
+        {"starts": ("random", "random", "kaiming")},
+        {"head_rule": "adam"},
+        {"accounting": "rdp"},
+        {"neighbours": "add-one"},
+        {"protects": "features"},
+    ],
+)
+def test_nonsense_is_a_config_error(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        plan_of(**changes)
+
+
+def test_only_dp_pca_has_start_noise() -> None:
+    with pytest.raises(ConfigError):
+        start_event(plan_of(), 0)

@@ -1,0 +1,118 @@
+"""The statement says what the plan is, and never more."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from dpzv.privacy.gdp import advantage, epsilon_of, mu_of, tpr_at_fpr
+from dpzv.privacy.plan import PlanRequest, make_plan
+from dpzv.privacy.statement import Statement, statement
+from dpzv.terms import NoiseSourceName
+
+ASKED = PlanRequest(
+    epsilon=1.0,
+    delta_dp=1e-6,
+    accounting="exact",
+    neighbours="replace-one",
+    protects="records",
+    C=0.5,
+    B=512,
+    D=60_000,
+    M=2,
+    T=600,
+    participations=7,
+    min_batch=64,
+    head_rule="frozen",
+    starts=("random", "dp-pca"),
+    start_share=0.2,
+)
+
+
+def told(noise_source: NoiseSourceName = "seeded", **changes: Any) -> Statement:
+    plan = make_plan(msgspec.structs.replace(ASKED, **changes))
+    return statement(plan, noise_source=noise_source, releases=plan.T // 2, epsilon_spent=0.25)
+
+
+def lines(found: Statement) -> dict[str, str]:
+    head, *rest = found.text().splitlines()
+    assert head == "Privacy statement"
+    assert len(rest) <= 17
+    return {label.strip(): text.strip() for label, text in (line.split(":", 1) for line in rest)}
+
+
+def test_an_exact_plan_with_simulated_noise() -> None:
+    found = told()
+    text = lines(found)
+    assert not found.guarantee
+    assert "simulated noise: what this plan would guarantee" in text["Guarantee"]
+    assert text["Epsilon"] == f"1 (replace-one) and {found.epsilon_zero_out:.6g} (zero-out), delta_dp 1e-06"
+    assert "any coalition of devices" in text["Adversary"]
+    assert "label, and its features" in text["Protected"]
+    assert text["Neighbours"].startswith("replace-one")
+    assert text["Accountant"].startswith("exact")
+    assert text["Noise"].startswith("seeded")
+    assert "300 of at most 600" in text["Released"]
+    assert "0.25" in text["Released"]
+    for words in ("uplink", "predictions", "timing and order", "validation", "other runs", "backup"):
+        assert words in text["Not covered"]
+
+
+def test_secret_noise_is_a_guarantee() -> None:
+    found = told("exact")
+    assert found.guarantee
+    assert lines(found)["Guarantee"].startswith("yes")
+    assert found.covered == ("every Delta", "head rule frozen", "start dp-pca", "start random")
+
+
+def test_risk_comes_from_the_replace_one_curve() -> None:
+    """Also when the plan counts zero-out, whose own curve would look half as bad."""
+    found = told("exact", neighbours="zero-out", starts=("random", "random"))
+    mu = 2 * mu_of(1.0, 1e-6)
+    assert found.tpr_at_fpr == pytest.approx(
+        {"0.01": tpr_at_fpr(mu, 0.01), "0.001": tpr_at_fpr(mu, 0.001)}, rel=1e-9
+    )
+    assert found.advantage == pytest.approx(advantage(mu), rel=1e-9)
+    assert found.epsilon == found.epsilon_zero_out == 1.0
+    assert found.epsilon_replace_one == pytest.approx(epsilon_of(mu, 1e-6), rel=1e-9)
+
+
+def test_the_published_rule_is_called_no_guarantee_with_the_true_figure() -> None:
+    found = told("exact", accounting="paper", delta_dp=1e-3, head_rule="sgd", starts=("random", "random"))
+    text = lines(found)
+    assert not found.guarantee
+    assert "reproduces the published rule" in text["Guarantee"]
+    assert "not a guarantee against curious devices" in text["Guarantee"]
+    assert "21.0866" in text["In truth"]
+    assert "no useful bound" in text["In truth"]
+    assert "no useful bound" not in lines(told(accounting="paper"))["In truth"]
+    assert "1/D" in text["Warning"]
+    assert found.covered == ()
+    assert found.tpr_at_fpr is None
+    assert "Risk" not in text
+
+
+def test_no_privacy_claims_nothing() -> None:
+    found = told(epsilon=math.inf)
+    text = lines(found)
+    assert "no privacy was asked for" in text["Epsilon"]
+    assert text["Protected"] == "nothing"
+    assert found.advantage is None
+
+
+def test_nothing_released() -> None:
+    text = lines(told("exact", T=0, participations=0))
+    assert text["Epsilon"].startswith("0: nothing is released")
+    assert text["Released"] == "nothing"
+
+
+def test_given_weights_are_named_as_not_covered() -> None:
+    assert "given start weights" in lines(told(starts=("weights", "random")))["Not covered"]
+    assert "given start weights" not in lines(told())["Not covered"]
+
+
+def test_labels_protect_no_features() -> None:
+    assert "features are not protected" in lines(told(protects="labels", starts=("pca", "pca")))["Protected"]
