@@ -1,0 +1,24 @@
+"""Run every benchmark and print one table; exit 1 if a bar is missed."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks import round_cost, zo_memory
+from benchmarks.bar import Row, table
+
+__all__: list[str] = []
+
+
+def main() -> int:
+    """Run all benchmarks."""
+    rows: list[Row] = []
+    for module in (round_cost, zo_memory):
+        print(f"running {module.__name__} ...", file=sys.stderr)
+        rows += module.rows()
+    print(table(rows))
+    return 0 if all(row.held for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""What one round costs beyond its floor: two device forwards and two head forwards of the same batch.
+
+Round and floor are interleaved, so a noisy machine disturbs both alike; the figure is the ratio of medians.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.bar import Row
+from dpzv import config as configuration
+from dpzv import recipes
+from dpzv.data.dataset import Dataset
+from dpzv.runtime.build import Parts, assemble, plan_of
+from dpzv.runtime.gate import Gate
+from dpzv.runtime.networks import make_networks
+from dpzv.runtime.record import RunFolder
+from dpzv.runtime.run import make_ledger, make_noise
+from dpzv.runtime.simulate import Simulation
+
+__all__ = ["rows"]
+
+ROUNDS = 200
+
+
+def _strips(D: int) -> Dataset:
+    """Random images in the shape of mnist: speed does not depend on what they show."""
+    generator = np.random.default_rng(0)
+    x = tuple(generator.integers(0, 256, (D, 112), dtype=np.uint8) for _ in range(7))
+    y = generator.integers(0, 10, D)
+    names = tuple(f"strip {m}" for m in range(1, 8))
+    return Dataset(
+        name="mnist",
+        task="classes",
+        n_classes=10,
+        devices=names,
+        x_train=x,
+        y_train=y,
+        x_test=tuple(part[:64] for part in x),
+        y_test=y[:64],
+        fingerprint="random",
+        source="random numbers",
+    )
+
+
+def _floor(parts: Parts, ids: torch.Tensor, m: int) -> None:
+    """Two device forwards and two head forwards of the batch `ids`."""
+    device = parts.devices[m - 1]
+    x = device.features(ids)
+    rows = parts.server.table.rows(ids)
+    with torch.no_grad():
+        for _ in range(2):
+            device.rule.network(x)
+            parts.server.rule.head(rows)
+
+
+def rows() -> list[Row]:
+    """One row: an mnist round at B = 512, frozen head, seeded noise, over its floor."""
+    tree = recipes.tree("mnist")
+    for assignment in ("head.rule=frozen", "train.B=512", "train.rounds=100000", "privacy.accounting=exact"):
+        tree = configuration.merge(tree, configuration.set_key(assignment))
+    config, data = configuration.parse(tree), _strips(60_000)
+    plan, noise = plan_of(config, 60_000, 7), make_noise(config)
+    costs: list[float] = []
+    floors: list[float] = []
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder = RunFolder.create(Path(folder_name) / "run", configuration.render(config))
+        with make_ledger(config, data, plan, folder) as ledger, folder:
+            parts = assemble(config, data, make_networks(config, data, plan, noise))
+            simulation = Simulation(config, data, parts, Gate(plan, ledger, noise), folder, plan.T)
+            ids = torch.randperm(60_000, generator=torch.Generator().manual_seed(0))[:512]
+            for i in range(ROUNDS + 20):
+                start = time.perf_counter()
+                simulation.round()
+                middle = time.perf_counter()
+                _floor(parts, ids, 1 + i % 7)
+                end = time.perf_counter()
+                if i >= 20:
+                    costs.append(middle - start)
+                    floors.append(end - middle)
+    return [Row("mnist round, B=512, over two device and two head forwards", _ratio(costs, floors), 1.5)]
+
+
+def _ratio(costs: list[float], floors: list[float]) -> float:
+    return statistics.median(costs) / statistics.median(floors)

@@ -1,0 +1,47 @@
+"""`dpzv data`: which data sets there are, and how to get the ones that are not embedded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Data sets: list them, fetch them.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("list")
+def list_(json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False) -> None:
+    """List the data sets: records, devices, task, source, and whether they are here.
+
+    Example: dpzv data list
+    """
+    from dpzv.data import catalogue
+
+    found = [catalogue.describe(name) for name in catalogue.names()]
+    if json:
+        typer.echo(msgspec.json.encode(found).decode())
+        return
+    for entry in found:
+        typer.echo(f"{entry.name:<14} {entry.records:>7} records  {entry.devices} devices  {entry.task}")
+        typer.echo(f"{'':<14} {entry.source}")
+        typer.echo(f"{'':<14} {entry.present}")
+
+
+@app.command("fetch")
+def fetch(
+    name: Annotated[str, typer.Argument(help="The data set, e.g. mnist.")],
+    from_: Annotated[
+        Path | None, typer.Option("--from", help="A folder with the files, instead of the network.")
+    ] = None,
+) -> None:
+    """Fetch a data set, check its checksums and put it where recipes find it.
+
+    Example: dpzv data fetch mnist --from ~/Downloads/mnist
+    """
+    from dpzv.data.fetch import fetch as fetch_files
+
+    typer.echo(fetch_files(name, from_path=from_))

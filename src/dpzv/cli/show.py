@@ -1,0 +1,42 @@
+"""How a finished run is shown: a small table, then the privacy statement in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["result"]
+
+
+def result(summaries: list[dict[str, Any]], folder: Path) -> None:
+    """Print one row a run and the statement of the last one."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("run", "test", "private head", "rounds", "MB", "seconds", "epsilon", "delta"):
+        table.add_column(name, justify="left" if name in ("run", "test", "private head") else "right")
+    for summary in summaries:
+        epsilon = summary["epsilon"]
+        table.add_row(
+            "frozen devices" if summary["rounds"] == 0 else f"{summary['method']}, {summary['head_rule']}",
+            _metrics(summary),
+            _metrics(summary["private_head"]),
+            str(summary["rounds"]),
+            f"{(summary['bytes_up'] + summary['bytes_down']) / 1e6:.1f}",
+            f"{summary['seconds']:.1f}",
+            "none" if epsilon is None else f"{epsilon:g}",
+            f"{summary['delta_dp']:g}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"\n{summaries[-1]['statement']}\n", soft_wrap=False, highlight=False, markup=False)
+    console.print(f"Run folder: {folder}", highlight=False, markup=False)
+
+
+def _metrics(values: dict[str, Any]) -> str:
+    if values["test_auc"] is not None:
+        return f"AUC {values['test_auc']:.4f}"
+    if values["test_accuracy"] is not None:
+        return f"{100 * values['test_accuracy']:.2f} %"
+    return f"loss {values['test_loss']:.4f}"

@@ -1,0 +1,292 @@
+"""The configuration of a run: one typed tree, every default with its unit and reason, TOML in and out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
+
+import msgspec
+
+from dpzv.data.columns import Column
+from dpzv.errors import ConfigError
+from dpzv.terms import Accounting, HeadRuleName, Neighbours, NoiseSourceName, Protects, Schedule, StartName
+from dpzv.validate import fraction, nearest, positive, probability, whole
+
+__all__ = ["Config", "keys", "merge", "parse", "per_device", "render", "set_key"]
+
+T = TypeVar("T")
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections: frozen, strict about types, no unknown keys."""
+
+
+class Data(Section):
+    """Which records are trained on."""
+
+    name: str = "flights"  # see `dpzv data list`
+    path: str = ""  # the user's own files; empty: embedded, or where `dpzv data fetch` put them
+    columns: tuple[Column, ...] = ()  # public ranges and categories of tabular features, with their source
+
+
+class Devices(Section):
+    """The parties that hold features. Each value is one for all devices, or a list with one per device."""
+
+    model: str | tuple[str, ...] = "linear"  # linear | mlp | cnn
+    start: StartName | tuple[StartName, ...] = "random"
+    weights: str | tuple[str, ...] = ""  # safetensors file(s) for start = "weights"; must be public
+    embedding: int | tuple[int, ...] = 16  # numbers a record; bytes and head input grow with it
+    hidden: int | tuple[int, ...] = 32  # width of an mlp's hidden layer
+    R: float | tuple[float, ...] = 3.0  # dp-pca clips rows to this norm; public, never read off the data
+    compute: float | str | tuple[float | str, ...] = 0.01  # virtual s a batch, or "exponential 0.01"
+    bandwidth: float | tuple[float, ...] = 12.5e6  # virtual bytes/s each way; 100 Mbit/s
+    latency: float | tuple[float, ...] = 0.0  # virtual s each way
+
+
+class Train(Section):
+    """The rounds of Algorithm 1."""
+
+    method: Literal["dpzv"] = "dpzv"
+    rounds: int | None = None  # T, over all devices; 0: devices stay as they start (the `frozen` baseline)
+    passes: float | None = None  # alternative to rounds: passes of each device over its records
+    B: int = 512  # records a batch; noise falls as 1/B, bytes grow with B
+    lam: float | tuple[float, ...] = 1e-3  # smoothing radius lambda_m; small, but far above float32 noise
+    eta_m: float | tuple[float, ...] = 1e-3  # step of the devices, of the order 1/(L*d_m)
+    momentum: float = 0.0  # of the devices' steps; post-processing, costs no budget
+    schedule: Schedule = "constant"  # of eta over the rounds
+    seed: int = 0
+    eval_every: int = 200  # rounds between two evaluations on the test records
+    target: tuple[float, ...] = ()  # test metrics whose first passing is recorded (round, bytes, seconds)
+
+
+class Head(Section):
+    """The server's own model w_0: two linear layers with ReLU."""
+
+    rule: HeadRuleName = "joint-zo"
+    final: Literal["refit", "private"] = "refit"
+    hidden: int = 64  # width of its hidden layer
+    eta_0: float = 1e-3  # step of w_0
+    momentum: float = 0.0  # of w_0's steps
+    refit_epochs: int = 10  # passes of the final refit over the table
+    refit_batch: int = 512  # records a step of the refit
+    refit_eta: float = 1e-3  # Adam's step, falling to 0 along a cosine
+
+
+class Privacy(Section):
+    """What is promised, and against whom (docs/fidelity.md says how this differs from the paper)."""
+
+    epsilon: float = 1.0  # inf: no privacy
+    delta_dp: float = 1e-5  # should stay below 1/D
+    accounting: Accounting = "exact"
+    neighbours: Neighbours = "replace-one"
+    protects: Protects = "records"
+    C: float = 1.0  # clip of one record's delta_zo, in loss per unit of w; inf only without privacy
+    min_batch: int = 64  # a smaller batch would turn Delta into a reading of few records
+    start_share: float = 0.05  # share of mu^2 for dp-pca starts; 0.05 costs the releases 2.5 % of their mu
+
+
+class Noise(Section):
+    """Where the noise comes from."""
+
+    source: NoiseSourceName = "seeded"
+
+
+class Codec(Section):
+    """How embeddings become bytes."""
+
+    name: Literal["float32", "float16"] = "float32"
+
+
+class Table(Section):
+    """The server's table of the latest embeddings."""
+
+    start: Literal["fill", "zeros"] = "fill"  # fill: every device uploads all its records once
+    path: str = ""  # a file to map the table into, for tables larger than memory
+
+
+class Runtime(Section):
+    """Where the run happens."""
+
+    kind: Literal["simulate"] = "simulate"
+    accelerator: Literal["cpu", "cuda"] = "cpu"
+    threads: int = 0  # 0: as many as the machine has cores
+    checkpoint_seconds: float = 30.0  # between two checkpoints; what a crash may cost
+
+
+class Config(Section):
+    """The whole tree. `recipe` is the name the run started from."""
+
+    recipe: str = ""
+    data: Data = Data()
+    devices: Devices = Devices()
+    train: Train = Train()
+    head: Head = Head()
+    privacy: Privacy = Privacy()
+    noise: Noise = Noise()
+    codec: Codec = Codec()
+    table: Table = Table()
+    runtime: Runtime = Runtime()
+
+
+Tree = dict[str, Any]
+
+
+def keys() -> list[str]:
+    """Every valid `section.key`, sorted."""
+    found = []
+    for section, kind in get_type_hints(Config).items():
+        if isinstance(kind, type) and issubclass(kind, Section):
+            found += [f"{section}.{field}" for field in kind.__struct_fields__]
+    return sorted(found)
+
+
+def parse(tree: Mapping[str, Any]) -> Config:
+    """A checked `Config` from nested mappings; every problem is one sentence naming the key."""
+    _refuse_unknown(tree)
+    try:
+        config = msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error))) from None
+    check(config)
+    return config
+
+
+def merge(base: Mapping[str, Any], diff: Mapping[str, Any]) -> Tree:
+    """`base` with the keys of `diff` replaced; `train.rounds` and `train.passes` displace each other."""
+    out: Tree = {key: dict(value) if isinstance(value, Mapping) else value for key, value in base.items()}
+    for section, values in diff.items():
+        if not isinstance(values, Mapping):
+            out[section] = values
+            continue
+        if not isinstance(out.setdefault(section, {}), dict):
+            raise ConfigError(
+                f"{section} must be a section of keys, got {out[section]!r}; write [{section}]."
+            )
+        out[section].update(values)
+        if section == "train" and "rounds" in values and "passes" not in values:
+            out[section].pop("passes", None)
+        if section == "train" and "passes" in values and "rounds" not in values:
+            out[section].pop("rounds", None)
+    return out
+
+
+def set_key(assignment: str) -> Tree:
+    """The tree of one ``section.key=value``; the value is TOML, or a bare word taken as a string."""
+    key, equals, text = assignment.partition("=")
+    section, dot, field = key.strip().partition(".")
+    if not (equals and dot and section and field):
+        raise ConfigError(
+            f"--set expects section.key=value, got '{assignment}'; e.g. --set train.rounds=100."
+        )
+    if key.strip() not in keys():
+        raise ConfigError(f"the key '{key.strip()}' is not known; {nearest(key.strip(), keys())}")
+    try:
+        value = msgspec.toml.decode(f"value = {text.strip()}".encode())["value"]
+    except msgspec.DecodeError:
+        value = text.strip()
+    return {section: {field: value}}
+
+
+def render(config: Config) -> str:
+    """The config as TOML, such that `parse` of it gives the same config."""
+    return msgspec.toml.encode(_without_none(msgspec.to_builtins(config))).decode()
+
+
+def per_device(name: str, value: T | tuple[T, ...], M: int) -> tuple[T, ...]:
+    """One value for each of the M devices, from one value for all or a list of M."""
+    if not isinstance(value, tuple):
+        return (value,) * M
+    if len(value) != M:
+        raise ConfigError(f"{name} lists {len(value)} values for {M} devices; give one value or {M} of them.")
+    return value
+
+
+def check(config: Config) -> None:
+    """Refuse values outside their range, whatever the data."""
+    train, privacy, head = config.train, config.privacy, config.head
+    if train.rounds is not None and train.passes is not None:
+        raise ConfigError("train.rounds and train.passes are both set; give one of them.")
+    if train.rounds is None and train.passes is None:
+        raise ConfigError("neither train.rounds nor train.passes is set; e.g. train.rounds = 1000.")
+    for name, value, least in (
+        ("train.rounds", train.rounds, 0),
+        ("train.B", train.B, 1),
+        ("train.eval_every", train.eval_every, 1),
+        ("head.hidden", head.hidden, 1),
+        ("head.refit_epochs", head.refit_epochs, 1),
+        ("head.refit_batch", head.refit_batch, 1),
+        ("privacy.min_batch", privacy.min_batch, 1),
+        ("runtime.threads", config.runtime.threads, 0),
+    ):
+        if value is not None:
+            whole(name, value, least)
+    for name, values in (
+        ("privacy.epsilon", privacy.epsilon),
+        ("privacy.C", privacy.C),
+        ("train.passes", train.passes if train.passes is not None else 1.0),
+        ("train.lam", train.lam),
+        ("train.eta_m", train.eta_m),
+        ("head.eta_0", head.eta_0),
+        ("head.refit_eta", head.refit_eta),
+        ("devices.bandwidth", config.devices.bandwidth),
+        ("devices.embedding", config.devices.embedding),
+        ("devices.hidden", config.devices.hidden),
+        ("devices.R", config.devices.R),
+        ("runtime.checkpoint_seconds", config.runtime.checkpoint_seconds),
+    ):
+        for value in values if isinstance(values, tuple) else (values,):
+            positive(name, value)
+    for name, value in (("train.lam", train.lam), ("train.eta_m", train.eta_m), ("head.eta_0", head.eta_0)):
+        if any(math.isinf(v) for v in (value if isinstance(value, tuple) else (value,))):
+            raise ConfigError(f"{name} must be finite, got inf; 1e-3 is a usual start.")
+    probability("privacy.delta_dp", privacy.delta_dp)
+    fraction("privacy.start_share", privacy.start_share)
+    fraction("train.momentum", train.momentum)
+    fraction("head.momentum", head.momentum)
+
+
+def _refuse_unknown(tree: Mapping[str, Any]) -> None:
+    hints = get_type_hints(Config)
+    for section, values in tree.items():
+        if section not in hints:
+            raise ConfigError(f"the section '{section}' is not known; {nearest(section, hints)}")
+        if isinstance(values, Mapping):
+            for field in values:
+                if f"{section}.{field}" not in keys():
+                    raise ConfigError(
+                        f"the key '{section}.{field}' is not known; {nearest(f'{section}.{field}', keys())}"
+                    )
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no null: a key without a value is left out."""
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _explain(problem: str) -> str:
+    """msgspec's ``Expected `int`, got `str` - at `$.train.B` `` as our sentence."""
+    what, _, where = problem.partition(" - at `$.")
+    key = where.rstrip("`") or "the configuration"
+    choices = _choices(key)
+    hint = f"choose one of: {', '.join(choices)}." if choices else "change its value."
+    return f"{key}: {what[:1].lower()}{what[1:]}; {hint}"
+
+
+def _choices(key: str) -> list[str]:
+    """The words a key may take, if it takes words only."""
+    section, _, field = key.partition(".")
+    kind = get_type_hints(Config).get(section)
+    if not (isinstance(kind, type) and issubclass(kind, Section)):
+        return []
+    return list(_words(get_type_hints(kind).get(field.split("[")[0])))
+
+
+def _words(kind: Any) -> Iterable[str]:
+    for arg in get_args(kind):
+        if isinstance(arg, str):
+            yield arg
+        else:
+            yield from (word for word in _words(arg) if word is not None)

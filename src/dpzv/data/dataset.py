@@ -1,0 +1,198 @@
+"""A vertically split data set: the same records, different columns per device, labels at the server."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpzv.errors import ConfigError
+from dpzv.terms import Task
+from dpzv.validate import one_of
+
+__all__ = ["Dataset", "check", "fingerprint_of", "from_arrays"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dataset:
+    """Training and test records, split by column between devices.
+
+    x_train, x_test: one array per device, float32 or uint8, [D, d_m] and [D_test, d_m].
+    y_train, y_test: int64 for `binary` (0, 1) and `classes` (0 .. n_classes-1), float32 for `regression`.
+    n_classes: 2 for `binary`, 0 for `regression`; a public constant, never counted from labels.
+    fingerprint: names the training records whatever their encoding, so that runs over the same records can be
+    added up.
+    source: one sentence on where the records come from.
+    """
+
+    name: str
+    task: Task
+    n_classes: int
+    devices: tuple[str, ...]
+    x_train: tuple[NDArray[Any], ...]
+    y_train: NDArray[Any]
+    x_test: tuple[NDArray[Any], ...]
+    y_test: NDArray[Any]
+    fingerprint: str
+    source: str
+
+
+def fingerprint_of(parts: Iterable[bytes | NDArray[Any]]) -> str:
+    """Sha256 in hex over the parts in order; an array counts with its dtype, shape and raw bytes."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            digest.update(f"{part.dtype.str}{part.shape}".encode())
+            digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+        else:
+            digest.update(f"bytes{len(part)}".encode())
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def from_arrays(
+    x_train: Sequence[ArrayLike],
+    y_train: ArrayLike,
+    x_test: Sequence[ArrayLike],
+    y_test: ArrayLike,
+    *,
+    task: Task,
+    n_classes: int = 0,
+    devices: Sequence[str] = (),
+    name: str = "arrays",
+    source: str = "Arrays given by the caller.",
+    fingerprint: str = "",
+) -> Dataset:
+    """A checked `Dataset` from one feature array [D, d_m] per device and the labels.
+
+    uint8 features stay as they are, all others become float32. `devices` names the devices (default
+    ``device-1``, ...); `n_classes` is needed for `classes` only; `fingerprint` defaults to a hash of the
+    training arrays.
+    """
+    one_of("task", task, get_args(Task))
+    trains = tuple(_features(x, f"device {m}") for m, x in enumerate(x_train, 1))
+    tests = tuple(_features(x, f"device {m}, test") for m, x in enumerate(x_test, 1))
+    labels, test_labels = _labels(y_train, task, "y_train"), _labels(y_test, task, "y_test")
+    dataset = Dataset(
+        name=name,
+        task=task,
+        n_classes={"binary": 2, "regression": 0}.get(task, n_classes),
+        devices=tuple(devices) or tuple(f"device-{m}" for m in range(1, len(trains) + 1)),
+        x_train=trains,
+        y_train=labels,
+        x_test=tests,
+        y_test=test_labels,
+        fingerprint=fingerprint or fingerprint_of([np.arange(len(labels)), labels, *trains]),
+        source=source,
+    )
+    check(dataset)
+    return dataset
+
+
+def check(dataset: Dataset) -> None:
+    """Refuse, with one sentence, a data set that cannot be trained on."""
+    M = len(dataset.devices)
+    if M == 0 or len(dataset.x_train) != M or len(dataset.x_test) != M:
+        raise ConfigError(
+            f"expected one training and one test array for each of the {M} devices, got "
+            f"{len(dataset.x_train)} and {len(dataset.x_test)}; give every device its columns."
+        )
+    _check_part("training", dataset.x_train, dataset.y_train, dataset)
+    _check_part("test", dataset.x_test, dataset.y_test, dataset)
+    for m, (train, test) in enumerate(zip(dataset.x_train, dataset.x_test, strict=True), 1):
+        if train.shape[1] != test.shape[1]:
+            raise ConfigError(
+                f"device {m} has {train.shape[1]} columns in training and {test.shape[1]} in test records; "
+                "give both the same columns."
+            )
+    if dataset.task != "regression" and bool(np.all(dataset.y_train == dataset.y_train[0])):
+        raise ConfigError(
+            f"expected training labels of at least two classes, got {len(dataset.y_train)} labels that are "
+            f"all {dataset.y_train[0]}; add records of another class."
+        )
+
+
+def _features(x: ArrayLike, where: str) -> NDArray[Any]:
+    try:
+        array = np.asarray(x)
+        if array.dtype == np.uint8:
+            return np.ascontiguousarray(array)
+        with np.errstate(over="ignore"):  # too large for float32 is infinite, which `check` refuses by name
+            return np.ascontiguousarray(array, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"features of {where} must be numbers in a rectangular array, got what numpy refuses ({error}); "
+            "encode text and fill gaps first."
+        ) from error
+
+
+def _labels(y: ArrayLike, task: Task, where: str) -> NDArray[Any]:
+    array = np.asarray(y)
+    if task == "regression":
+        if array.dtype.kind not in "fiub":
+            raise ConfigError(f"{where} must be numbers for a regression, got {array.dtype}; convert them.")
+        return array.astype(np.float32)
+    if array.dtype.kind == "f" and bool(np.all(array == np.floor(array))):
+        return array.astype(np.int64)
+    if array.dtype.kind not in "iub":
+        raise ConfigError(
+            f"{where} must be whole numbers from 0 for task '{task}', got {array.dtype} with other values; "
+            "number the classes from 0 or set the task to 'regression'."
+        )
+    return array.astype(np.int64)
+
+
+def _check_part(part: str, xs: tuple[NDArray[Any], ...], y: NDArray[Any], dataset: Dataset) -> None:
+    if y.ndim != 1:
+        raise ConfigError(f"{part} labels must be one value a record, got shape {y.shape}; flatten them.")
+    for m, x in enumerate(xs, 1):
+        if x.ndim != 2 or x.shape[1] == 0:
+            raise ConfigError(
+                f"{part} features of device {m} must have shape [records, columns], got {list(x.shape)}; reshape them."
+            )
+        if x.dtype not in (np.float32, np.uint8):
+            raise ConfigError(f"{part} features of device {m} must be float32 or uint8, got {x.dtype}; convert them.")
+    lengths = [len(x) for x in xs]
+    if any(length != len(y) for length in lengths):
+        raise ConfigError(
+            f"expected the same {part} records at every device, got {len(y)} labels and "
+            f"{', '.join(f'{n} rows at device {m}' for m, n in enumerate(lengths, 1))}; align them by record."
+        )
+    if len(y) == 0:
+        raise ConfigError(f"expected at least one {part} record, got none; give {part} records.")
+    for m, x in enumerate(xs, 1):
+        _check_finite(part, m, x)
+    _check_labels(part, y, dataset)
+
+
+def _check_finite(part: str, m: int, x: NDArray[Any]) -> None:
+    if x.dtype == np.uint8 or np.isfinite(x).all():
+        return
+    bad = (~np.isfinite(x)).sum(axis=0)
+    column = int(np.flatnonzero(bad)[0])
+    others = int(np.count_nonzero(bad)) - 1
+    more = f" (and {others} more columns have some)" if others else ""
+    raise ConfigError(
+        f"{part} features must be finite, got {int(bad[column])} NaN or infinite values in column {column} "
+        f"(counted from 0) of device {m}{more}; fill or drop them."
+    )
+
+
+def _check_labels(part: str, y: NDArray[Any], dataset: Dataset) -> None:
+    if dataset.task == "regression":
+        if y.dtype != np.float32 or not np.isfinite(y).all():
+            raise ConfigError(f"{part} labels of a regression must be finite float32, got others; fill or drop them.")
+        return
+    if dataset.n_classes < 2 or (dataset.task == "binary" and dataset.n_classes != 2):
+        raise ConfigError(
+            f"n_classes must be 2 for 'binary' and at least 2 for 'classes', got {dataset.n_classes}; set n_classes."
+        )
+    if y.dtype != np.int64 or y.min() < 0 or y.max() >= dataset.n_classes:
+        raise ConfigError(
+            f"{part} labels must be int64 between 0 and {dataset.n_classes - 1}, got {y.dtype} between "
+            f"{y.min()} and {y.max()}; number the classes from 0."
+        )

@@ -1,0 +1,175 @@
+"""How the server's model w_0 moves: a choice of its own, and part of the privacy claim.
+
+`joint-zo` and `frozen` move by released values or not at all, so the exact account covers them. `sgd` and
+`zo` are the paper's printed choices; they use labels without noise, and every later Delta carries that.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from dpzv.methods.steps import step_factor
+from dpzv.models.losses import Loss
+from dpzv.rng import seed_of
+from dpzv.terms import HeadRuleName, Schedule
+from dpzv.zo.estimator import delta_zo
+from dpzv.zo.directions import layout
+from dpzv.zo.perturb import momentum_step, perturbed, step, two_point
+
+__all__ = ["Frozen", "HeadRule", "JointZO", "OwnSGD", "OwnZO", "make_head_rule"]
+
+
+class HeadRule(ABC):
+    """Where w_0 is evaluated in round t, and how it moves after that round's release."""
+
+    velocity: list[torch.Tensor]
+    """One tensor a parameter with momentum, else empty; part of a checkpoint."""
+
+    @abstractmethod
+    def output(self, t: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
+        """The head's output [B, n] for `rows` as round t evaluates it; `offset` is +lam or -lam."""
+
+    @abstractmethod
+    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor) -> None:
+        """Move w_0 after round t released `Delta` for the batch `rows`, `y`."""
+
+
+class Frozen(HeadRule):
+    """w_0 never moves: it depends on no record."""
+
+    def __init__(self, head: torch.nn.Module) -> None:
+        self.head = head
+        self.velocity = []
+
+    def output(self, t: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
+        """The head at w_0."""
+        output: torch.Tensor = self.head(rows)
+        return output
+
+    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor) -> None:
+        """Do nothing."""
+
+
+class _Moving(Frozen):
+    """What the three rules that move share: a step size, momentum and a seed for directions."""
+
+    def __init__(
+        self,
+        head: torch.nn.Module,
+        *,
+        eta_0: float,
+        momentum: float,
+        schedule: Schedule,
+        T: int,
+        seed: int,
+    ) -> None:
+        super().__init__(head)
+        self.velocity = [torch.zeros_like(w) for w in layout(head).parameters] if momentum else []
+        self._eta_0, self._momentum, self._schedule, self._T, self._seed = eta_0, momentum, schedule, T, seed
+
+    def _eta(self, t: int) -> float:
+        return self._eta_0 * step_factor(self._schedule, t, self._T)
+
+    def _direction(self, t: int) -> int:
+        return seed_of(self._seed, "direction", 0, t)
+
+    def _zo_step(self, t: int, Delta: float) -> None:
+        if self._momentum:
+            momentum_step(
+                self.head, self.velocity, self._direction(t), Delta, eta=self._eta(t), momentum=self._momentum
+            )
+        else:
+            step(self.head, self._direction(t), self._eta(t) * Delta)
+
+
+class JointZO(_Moving):
+    """w_0 and w_m are perturbed in the same evaluation and both move by the one released Delta."""
+
+    def output(self, t: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
+        """The head at w_0 + offset*u_0."""
+        with perturbed(self.head, self._direction(t), offset):
+            return super().output(t, rows, offset)
+
+    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor) -> None:
+        """w_0 <- w_0 - eta_0 * Delta * u_0: uses nothing but the released value."""
+        self._zo_step(t, Delta)
+
+
+class OwnZO(_Moving):
+    """The paper's option i): a zeroth-order step with a difference of the server's own, without noise."""
+
+    def __init__(
+        self,
+        head: torch.nn.Module,
+        loss: Loss,
+        lam: float,
+        *,
+        eta_0: float,
+        momentum: float,
+        schedule: Schedule,
+        T: int,
+        seed: int,
+    ) -> None:
+        super().__init__(head, eta_0=eta_0, momentum=momentum, schedule=schedule, T=T, seed=seed)
+        self._loss, self._lam = loss, lam
+
+    @torch.no_grad()
+    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor) -> None:
+        """w_0 <- w_0 - eta_0 * mean(delta_zo of w_0) * u_0."""
+        plus, minus = two_point(self.head, rows, self._direction(t), self._lam)
+        f_plus, f_minus = self._loss(plus, y), self._loss(minus, y)
+        self._zo_step(t, float(delta_zo(f_plus, f_minus, self._lam).nan_to_num(0.0, 0.0, 0.0).mean()))
+
+
+class OwnSGD(_Moving):
+    """The paper's option ii): stochastic gradient descent on the batch, without noise."""
+
+    def __init__(
+        self,
+        head: torch.nn.Module,
+        loss: Loss,
+        *,
+        eta_0: float,
+        momentum: float,
+        schedule: Schedule,
+        T: int,
+        seed: int,
+    ) -> None:
+        super().__init__(head, eta_0=eta_0, momentum=momentum, schedule=schedule, T=T, seed=seed)
+        self._loss = loss
+
+    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor) -> None:
+        """w_0 <- w_0 - eta_0 * gradient of the batch's mean loss."""
+        parameters = list(self.head.parameters())
+        with torch.enable_grad():
+            gradients = torch.autograd.grad(self._loss(self.head(rows), y).mean(), parameters)
+        if self._momentum:
+            torch._foreach_mul_(self.velocity, self._momentum)
+            torch._foreach_add_(self.velocity, gradients)
+            gradients = tuple(self.velocity)
+        with torch.no_grad():
+            torch._foreach_add_(parameters, gradients, alpha=-self._eta(t))
+
+
+def make_head_rule(
+    name: HeadRuleName,
+    head: torch.nn.Module,
+    loss: Loss,
+    *,
+    lam: float,
+    eta_0: float,
+    momentum: float,
+    schedule: Schedule,
+    T: int,
+    seed: int,
+) -> HeadRule:
+    """The rule called `name` for this head."""
+    if name == "frozen":
+        return Frozen(head)
+    if name == "joint-zo":
+        return JointZO(head, eta_0=eta_0, momentum=momentum, schedule=schedule, T=T, seed=seed)
+    if name == "zo":
+        return OwnZO(head, loss, lam, eta_0=eta_0, momentum=momentum, schedule=schedule, T=T, seed=seed)
+    return OwnSGD(head, loss, eta_0=eta_0, momentum=momentum, schedule=schedule, T=T, seed=seed)

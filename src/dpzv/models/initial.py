@@ -1,0 +1,46 @@
+"""Layers that start from an explicit generator: nothing here touches torch's global random state."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+__all__ = ["conv", "he", "linear_layer", "orthogonal"]
+
+
+def linear_layer(weight: Tensor) -> nn.Linear:
+    """A linear layer with this weight [outputs, inputs] and a bias of zeros."""
+    layer: nn.Linear = skip_init(nn.Linear, *weight.T.shape)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.zero_()
+    return layer
+
+
+def conv(weight: Tensor) -> nn.Conv2d:
+    """A convolution with this weight [outputs, inputs, k, k], output as large as its input, bias of zeros."""
+    outputs, inputs, k, _ = weight.shape
+    layer: nn.Conv2d = skip_init(nn.Conv2d, inputs, outputs, k, padding=k // 2)  # type: ignore[no-untyped-call]
+    assert layer.bias is not None
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.zero_()
+    return layer
+
+
+def he(shape: tuple[int, ...], generator: torch.Generator, gain: float = math.sqrt(2)) -> Tensor:
+    """Gaussian weights of standard deviation gain / sqrt(inputs); sqrt(2) keeps the scale through a ReLU."""
+    inputs = math.prod(shape[1:])
+    return torch.randn(shape, generator=generator) * (gain / math.sqrt(inputs))
+
+
+def orthogonal(outputs: int, inputs: int, generator: torch.Generator) -> Tensor:
+    """A random matrix [outputs, inputs] with orthonormal rows, or columns where there are more rows."""
+    tall = torch.randn(max(outputs, inputs), min(outputs, inputs), generator=generator)
+    q: Tensor
+    q, r = torch.linalg.qr(tall)
+    q = q * torch.where(r.diagonal() < 0, -1.0, 1.0)  # makes it uniform over all such matrices
+    return q.T.contiguous() if outputs < inputs else q

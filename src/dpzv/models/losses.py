@@ -1,0 +1,42 @@
+"""Losses per record: nothing is averaged or weighted over a batch, since that would couple records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpzv.terms import Task
+
+__all__ = ["Loss", "per_record_loss", "predictions"]
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs [B, n], labels [B]) -> losses [B]."""
+
+
+def per_record_loss(task: Task) -> Loss:
+    """Cross-entropy on logits for `binary` (labels 0/1, n = 1) and `classes` (labels 0..n-1), Huber for numbers.
+
+    Formal guarantee: the loss of a record depends on its own output and label alone.
+    """
+    return {"binary": _binary, "classes": _classes, "regression": _regression}[task]
+
+
+def predictions(task: Task, output: Tensor) -> Tensor:
+    """[B]: the probability of label 1, the most likely class, or the predicted number."""
+    if task == "classes":
+        return output.argmax(dim=1)
+    return output.squeeze(1).sigmoid() if task == "binary" else output.squeeze(1)
+
+
+def _binary(output: Tensor, y: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(output.squeeze(1), y.to(output.dtype), reduction="none")
+
+
+def _classes(output: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(output, y.long(), reduction="none")
+
+
+def _regression(output: Tensor, y: Tensor) -> Tensor:
+    return F.huber_loss(output.squeeze(1), y.to(output.dtype), reduction="none")

@@ -1,0 +1,1 @@
+"""What devices and server say to each other, as state machines without any I/O."""

@@ -1,0 +1,132 @@
+"""Messages to bytes and back: MessagePack with strict types, embeddings as raw little-endian floats.
+
+`float32` sends h_plus and h_minus as they are. `float16` sends the midpoint and the slope
+(h_plus - h_minus) / (2*lam) in half precision: the server needs the difference of two nearly equal
+numbers, which halves of 11 bits each would drown. `lam` is public, so no record moves another's bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+import numpy as np
+import torch
+
+from dpzv.errors import PeerError
+from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Message, Release
+
+__all__ = ["MAX_FRAME", "Codec"]
+
+MAX_FRAME = 1 << 28
+"""Bytes of the largest frame that is decoded; anything larger is refused unread."""
+
+
+class _Wire(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class _Fill(_Wire, tag="f"):
+    m: int
+    start: int
+    shape: tuple[int, int]
+    h: bytes
+
+
+class _Embeddings(_Wire, tag="e"):
+    m: int
+    position: int
+    shape: tuple[int, int]
+    first: bytes
+    second: bytes
+
+
+class _Evaluation(_Wire, tag="v"):
+    m: int
+    start: int
+    shape: tuple[int, int]
+    h: bytes
+
+
+class _Release(_Wire, tag="r"):
+    t: int
+    m: int
+    position: int
+    Delta: float
+
+
+_DECODER = msgspec.msgpack.Decoder(_Fill | _Embeddings | _Evaluation | _Release)
+
+
+class Codec:
+    """Encodes and decodes the messages of one device, whose smoothing radius `lam` is public."""
+
+    def __init__(self, name: Literal["float32", "float16"], lam: float) -> None:
+        self._type = np.dtype("<f4") if name == "float32" else np.dtype("<f2")
+        self._half = name == "float16"
+        self._lam = lam
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def row_bytes(self, width: int) -> int:
+        """Payload bytes of one embedding, without framing."""
+        return width * self._type.itemsize
+
+    def embeddings_bytes(self, B: int, width: int) -> int:
+        """Payload bytes of one `Embeddings` message, without its few bytes of framing."""
+        return 2 * B * self.row_bytes(width)
+
+    def encode(self, message: Message) -> bytes:
+        """The frame of a message."""
+        wire: _Wire
+        if isinstance(message, Embeddings):
+            first, second = message.h_plus, message.h_minus
+            if self._half:
+                first, second = (first + second) / 2, (first - second) / (2 * self._lam)
+            wire = _Embeddings(
+                message.m, message.position, _shape(first), self._pack(first), self._pack(second)
+            )
+        elif isinstance(message, Fill):
+            wire = _Fill(message.m, message.start, _shape(message.h), self._pack(message.h))
+        elif isinstance(message, Evaluation):
+            wire = _Evaluation(message.m, message.start, _shape(message.h), self._pack(message.h))
+        else:
+            wire = _Release(message.t, message.m, message.position, message.Delta)
+        return self._encoder.encode(wire)
+
+    def decode(self, frame: bytes) -> Message:
+        """The message of a frame; anything malformed is a `PeerError`, whatever its bytes."""
+        if len(frame) > MAX_FRAME:
+            raise PeerError(f"a frame has at most {MAX_FRAME} bytes, got {len(frame)}; the peer is closed.")
+        try:
+            wire = _DECODER.decode(frame)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise PeerError(f"a frame could not be decoded ({error}); the peer is closed.") from None
+        if isinstance(wire, _Embeddings):
+            first, second = self._unpack(wire.first, wire.shape), self._unpack(wire.second, wire.shape)
+            if self._half:
+                first, second = first + self._lam * second, first - self._lam * second
+            return Embeddings(wire.m, wire.position, first, second)
+        if isinstance(wire, _Fill):
+            return Fill(wire.m, wire.start, self._unpack(wire.h, wire.shape))
+        if isinstance(wire, _Evaluation):
+            return Evaluation(wire.m, wire.start, self._unpack(wire.h, wire.shape))
+        if not math.isfinite(wire.Delta):
+            raise PeerError(f"a release must be a finite number, got {wire.Delta}; the peer is closed.")
+        return Release(wire.t, wire.m, wire.position, wire.Delta)
+
+    def _pack(self, h: torch.Tensor) -> bytes:
+        # a value beyond half precision's range becomes inf, and the server stores that row as zeros
+        with np.errstate(over="ignore"):
+            return h.detach().cpu().numpy().astype(self._type, copy=False).tobytes()
+
+    def _unpack(self, data: bytes, shape: tuple[int, int]) -> torch.Tensor:
+        expected = shape[0] * shape[1] * self._type.itemsize
+        if min(shape) < 0 or len(data) != expected:
+            raise PeerError(f"an array of shape {shape} has {expected} bytes, got {len(data)}; closed.")
+        values = np.frombuffer(data, self._type).reshape(shape)
+        return torch.from_numpy(values.astype(np.float32))
+
+
+def _shape(h: torch.Tensor) -> tuple[int, int]:
+    return int(h.shape[0]), int(h.shape[1])

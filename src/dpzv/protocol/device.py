@@ -1,0 +1,70 @@
+"""A device as a state machine without I/O: it holds its features and w_m, and nothing of anybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from dpzv.data.schedule import BatchSchedule
+from dpzv.errors import PeerError
+from dpzv.methods.dpzv import DeviceRule
+from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
+
+__all__ = ["Device"]
+
+CHUNK = 8192
+"""Records a `Fill` or `Evaluation` message; bounds the memory of a whole-table upload."""
+
+
+class Device:
+    """Device m: `fill`, then `upload` and `receive` in turn; `evaluate` at any time.
+
+    `position` counts the device's own rounds and is its place in its public batch schedule.
+    """
+
+    def __init__(
+        self, m: int, rule: DeviceRule, x_train: torch.Tensor, x_test: torch.Tensor, schedule: BatchSchedule
+    ) -> None:
+        self.m = m
+        self.rule = rule
+        self.position = 0
+        self._x_train, self._x_test, self._schedule = x_train, x_test, schedule
+        self._waiting = False
+
+    def fill(self) -> Iterator[Fill]:
+        """The embeddings of all train records under the present w_m, in chunks."""
+        for start, h in self._embed(self._x_train):
+            yield Fill(self.m, start, h)
+
+    def evaluate(self) -> Iterator[Evaluation]:
+        """The embeddings of all test records under the present w_m, in chunks."""
+        for start, h in self._embed(self._x_test):
+            yield Evaluation(self.m, start, h)
+
+    def features(self, ids: torch.Tensor) -> torch.Tensor:
+        """The device's own features of the records `ids`."""
+        return self._x_train[ids]
+
+    def upload(self) -> Embeddings:
+        """Both perturbed embeddings of the next batch; the same ones again until its release is received."""
+        ids = torch.from_numpy(self._schedule.ids(self.position)).to(self._x_train.device)
+        h_plus, h_minus = self.rule.embeddings(self.features(ids), self.position)
+        self._waiting = True
+        return Embeddings(self.m, self.position, h_plus, h_minus)
+
+    def receive(self, release: Release) -> None:
+        """Apply the release of the batch that was uploaded last."""
+        if not self._waiting or (release.m, release.position) != (self.m, self.position):
+            raise PeerError(
+                f"device {self.m} expected the release of its batch {self.position}, got one for batch "
+                f"{release.position} of device {release.m}; the server is closed."
+            )
+        self.rule.update(release.Delta, position=release.position, t=release.t)
+        self.position += 1
+        self._waiting = False
+
+    @torch.no_grad()
+    def _embed(self, x: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        for start in range(0, len(x), CHUNK):
+            yield start, self.rule.network(x[start : start + CHUNK])

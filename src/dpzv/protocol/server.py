@@ -1,0 +1,159 @@
+"""The server as a state machine without I/O: it holds labels, embedding table and w_0.
+
+A peer's bad message raises `PeerError` and changes nothing; a bad *value* never does: a row that is not
+finite is stored as zeros and contributes 0, since a refusal that depends on a record would be a release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from dpzv.data.schedule import BatchSchedule
+from dpzv.errors import PeerError
+from dpzv.methods.dpzv import ServerRule
+from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending, Release
+from dpzv.protocol.table import Table
+
+__all__ = ["Server"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A round between its question and its release."""
+
+    pending: Pending
+    rows: torch.Tensor
+    y: torch.Tensor
+
+
+class Server:
+    """`fill`, then per round `ask` and, once the gate released it, `accept`. Rounds t count from 1."""
+
+    def __init__(
+        self,
+        rule: ServerRule,
+        table: Table,
+        y_train: torch.Tensor,
+        schedules: tuple[BatchSchedule, ...],
+        lams: tuple[float, ...],
+    ) -> None:
+        self.rule, self.table, self.y_train = rule, table, y_train
+        self.t = 0
+        self.positions = [0] * len(schedules)
+        self.times = [0] * len(schedules)  # t_m: the round of the last release device m was sent
+        self.delay_sum = torch.zeros((), dtype=torch.float64, device=y_train.device)
+        self.delay_max = torch.zeros((), dtype=torch.int64, device=y_train.device)
+        self.delay_count = 0
+        self._schedules, self._lams = schedules, lams
+        self._asked: _Asked | None = None
+
+    def fill(self, message: Fill) -> None:
+        """Store a chunk of the first fill of the table."""
+        self._require_device(message.m)
+        D, width = len(self.y_train), self.table.widths[message.m - 1]
+        end = message.start + len(message.h)
+        if message.start < 0 or end > D or message.h.shape[1] != width or self.t > 0:
+            raise PeerError(
+                f"device {message.m} may fill rows 0..{D} of width {width} before round 1, got rows "
+                f"{message.start}..{end} of width {message.h.shape[1]} in round {self.t}; the peer is closed."
+            )
+        h = message.h.to(self.table.h.device)
+        self.table.put(message.m, slice(message.start, end), _zeroed(h, _finite(h)), 0)
+
+    def ask(self, message: Embeddings, contributes: torch.Tensor | None) -> Pending:
+        """Take a batch of device m and compute what round t+1 would release before its noise.
+
+        `contributes` [B] is false for records past their cap; `None` means all of them contribute.
+        """
+        self._require_batch(message)
+        if self._asked is not None:
+            raise PeerError(f"round {self._asked.pending.t} waits for its release; accept that first.")
+        m, t = message.m, self.t + 1
+        accelerator = self.y_train.device
+        ids = torch.from_numpy(self._schedules[m - 1].ids(message.position)).to(accelerator)
+        h_plus, h_minus = message.h_plus.to(accelerator), message.h_minus.to(accelerator)
+        finite = _finite(h_plus) & _finite(h_minus)
+        h_plus, h_minus = _zeroed(h_plus, finite), _zeroed(h_minus, finite)
+        contributes = finite if contributes is None else finite & contributes.to(accelerator)
+        self._measure_delay(m, ids)
+        rows, y = self.table.rows(ids), self.y_train[ids]
+        columns = self.table.columns(m)
+        clipped = self.rule.answer(
+            t, rows, columns, h_plus, h_minus, y, lam=self._lams[m - 1], contributes=contributes
+        )
+        self.table.put(m, ids, rows[:, columns], self.times[m - 1])
+        pending = Pending(t, m, message.position, len(ids), clipped.total, clipped.grid)
+        self._asked = _Asked(pending, rows, y)
+        return pending
+
+    def accept(self, release: Release) -> None:
+        """Move w_0 and close the round, after its release is durable."""
+        asked = self._asked
+        if asked is None or (release.t, release.m) != (asked.pending.t, asked.pending.m):
+            raise PeerError(f"no round waits for the release of round {release.t} to device {release.m}.")
+        self.rule.update(release.t, release.Delta, asked.rows, asked.y)
+        self.t = release.t
+        self.positions[release.m - 1] += 1
+        self.times[release.m - 1] = release.t
+        self._asked = None
+
+    def evaluation_rows(self, messages: list[Evaluation], D_test: int) -> torch.Tensor:
+        """Uploaded test embeddings of all devices as rows [D_test, k_1+...+k_M] for a head."""
+        rows = torch.zeros(D_test, self.table.h.shape[1], device=self.y_train.device)
+        for message in messages:
+            self._require_device(message.m)
+            rows[message.start : message.start + len(message.h), self.table.columns(message.m)] = (
+                message.h.to(rows.device)
+            )
+        return rows
+
+    @property
+    def mean_delay(self) -> float:
+        """The mean of tau over all stale entries used so far, in rounds."""
+        return float(self.delay_sum) / self.delay_count if self.delay_count else 0.0
+
+    @property
+    def max_delay(self) -> int:
+        """The largest tau of any stale entry used so far, in rounds."""
+        return int(self.delay_max)
+
+    def _measure_delay(self, m: int, ids: torch.Tensor) -> None:
+        if len(self.positions) == 1:
+            return
+        delays = self.table.delays(ids, torch.tensor(self.times, device=ids.device))
+        delays[:, m - 1] = 0  # its own entries are replaced by fresh ones
+        self.delay_sum += delays.sum()
+        self.delay_max = torch.maximum(self.delay_max, delays.max())
+        self.delay_count += delays.shape[0] * (delays.shape[1] - 1)
+
+    def _require_device(self, m: int) -> None:
+        if not 1 <= m <= len(self.positions):
+            raise PeerError(f"devices are numbered 1 to {len(self.positions)}, got {m}; the peer is closed.")
+
+    def _require_batch(self, message: Embeddings) -> None:
+        self._require_device(message.m)
+        expected = self.positions[message.m - 1]
+        if message.position != expected:
+            raise PeerError(
+                f"device {message.m} must send batch {expected} of its schedule, got {message.position}; "
+                "the peer is closed."
+            )
+        shape = (self._schedules[message.m - 1].B, self.table.widths[message.m - 1])
+        for h in (message.h_plus, message.h_minus):
+            if tuple(h.shape) != shape:
+                raise PeerError(
+                    f"device {message.m} must send {shape[0]} records of width {shape[1]}, got "
+                    f"{tuple(h.shape)}; the peer is closed."
+                )
+
+
+def _finite(h: torch.Tensor) -> torch.Tensor:
+    """Which rows [B] of `h` are finite."""
+    return h.isfinite().all(dim=1)
+
+
+def _zeroed(h: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """`h` with the rows that are not kept as zeros."""
+    return torch.where(keep[:, None], h, 0.0)

@@ -1,0 +1,51 @@
+"""The shipped recipes: TOML files that differ from the defaults, a reason on every line."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpzv.errors import ConfigError
+from dpzv.validate import nearest
+
+__all__ = ["names", "read", "title", "tree"]
+
+
+def names() -> list[str]:
+    """The shipped recipes, sorted."""
+    files = resources.files(__name__).iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def read(name: str) -> str:
+    """The text of a shipped recipe, or of the user's file if `name` ends in .toml."""
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise ConfigError(f"the recipe file {name} does not exist; give a path, or a name: {_listed()}")
+        return path.read_text(encoding="utf-8")
+    if name not in names():
+        raise ConfigError(f"the recipe '{name}' is not known; {nearest(name, names())}")
+    return (resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def title(name: str) -> str:
+    """The first comment line of a recipe: what it is, in one sentence."""
+    first = read(name).split("\n", 1)[0]
+    return first.removeprefix("#").strip()
+
+
+def tree(name: str) -> dict[str, Any]:
+    """The recipe as nested mappings, with its own name in `recipe`."""
+    try:
+        values: dict[str, Any] = msgspec.toml.decode(read(name).encode())
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"the recipe {name} is not valid TOML ({error}); correct that line.") from None
+    return {"recipe": name, **values}
+
+
+def _listed() -> str:
+    return ", ".join(names()) + "."

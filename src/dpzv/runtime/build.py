@@ -1,0 +1,174 @@
+"""From a configuration and data to the parts of a run: devices, server, plan and clock."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from dpzv.config import Config, per_device
+from dpzv.data.dataset import Dataset
+from dpzv.data.schedule import BatchSchedule
+from dpzv.errors import ConfigError
+from dpzv.methods.dpzv import DeviceRule, ServerRule
+from dpzv.methods.heads import make_head_rule
+from dpzv.models.head import Head
+from dpzv.models.losses import Loss, per_record_loss
+from dpzv.models.rowwise import require_rowwise
+from dpzv.privacy.coverage import PlanRequest
+from dpzv.privacy.plan import PrivacyPlan, make_plan, participation_cap
+from dpzv.protocol.codec import Codec
+from dpzv.protocol.device import Device
+from dpzv.protocol.server import Server
+from dpzv.protocol.table import Table
+from dpzv.rng import torch_generator
+from dpzv.runtime.clock import Speed, VirtualClock, equal_speeds, parse_compute
+from dpzv.terms import Task
+
+__all__ = ["Parts", "assemble", "make_head", "plan_of", "rounds_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything that takes part in a run, before its first round."""
+
+    devices: list[Device]
+    server: Server
+    codecs: tuple[Codec, ...]
+    clock: VirtualClock
+    loss: Loss
+    task: Task
+    outputs: int
+    y_test: torch.Tensor
+
+
+def rounds_of(config: Config, D: int, M: int) -> int:
+    """T: the rounds over all devices, from `train.rounds` or `train.passes`."""
+    if config.train.rounds is not None:
+        return config.train.rounds
+    assert config.train.passes is not None
+    return M * math.floor(config.train.passes * D / config.train.B)
+
+
+def speeds_of(config: Config, M: int) -> tuple[Speed, ...]:
+    """The virtual speeds of the M devices."""
+    computes = per_device("devices.compute", config.devices.compute, M)
+    bandwidths = per_device("devices.bandwidth", config.devices.bandwidth, M)
+    latencies = per_device("devices.latency", config.devices.latency, M)
+    for latency in latencies:
+        if latency < 0:
+            raise ConfigError(f"devices.latency must be at least 0, got {latency}; it is seconds each way.")
+    return tuple(
+        Speed(*parse_compute(compute), bandwidth, latency)
+        for compute, bandwidth, latency in zip(computes, bandwidths, latencies, strict=True)
+    )
+
+
+def plan_of(config: Config, D: int, M: int) -> PrivacyPlan:
+    """The privacy plan of a run over D records and M devices; refuses what it cannot cover."""
+    privacy, T, B = config.privacy, rounds_of(config, D, M), config.train.B
+    if B > D:
+        raise ConfigError(f"train.B must be at most the number of records {D}, got {B}; lower train.B.")
+    speeds = speeds_of(config, M)
+    request = PlanRequest(
+        epsilon=privacy.epsilon,
+        delta_dp=privacy.delta_dp,
+        accounting=privacy.accounting,
+        neighbours=privacy.neighbours,
+        protects=privacy.protects,
+        C=privacy.C,
+        B=B,
+        D=D,
+        M=M,
+        T=T,
+        participations=participation_cap(T=T, B=B, D=D, M=M, equal_speeds=equal_speeds(speeds)),
+        min_batch=privacy.min_batch,
+        head_rule=config.head.rule,
+        starts=per_device("devices.start", config.devices.start, M),
+        start_share=privacy.start_share,
+    )
+    return make_plan(request)
+
+
+def make_head(config: Config, inputs: int, outputs: int, stream: str) -> Head:
+    """A head with its own random start, named by `stream`, on the run's accelerator."""
+    head = Head(inputs, config.head.hidden, outputs, torch_generator(config.train.seed, "head", stream))
+    return head.to(config.runtime.accelerator)
+
+
+def assemble(config: Config, data: Dataset, networks: list[torch.nn.Module]) -> Parts:
+    """Devices and server, each holding only its own part, ready for round 1."""
+    accelerator = _accelerator(config)
+    D, M = len(data.y_train), len(networks)
+    T, seed = rounds_of(config, D, M), config.train.seed
+    lams = per_device("train.lam", config.train.lam, M)
+    etas = per_device("train.eta_m", config.train.eta_m, M)
+    schedules = tuple(BatchSchedule(seed, m, config.train.B, D) for m in range(1, M + 1))
+    devices, widths = [], []
+    for i, network in enumerate(networks):
+        m = i + 1
+        network.to(accelerator).eval()
+        x_train = torch.from_numpy(data.x_train[i]).to(accelerator)
+        widths.append(require_rowwise(network, x_train[:8], name=f"device {m}"))
+        rule = DeviceRule(
+            network,
+            m=m,
+            seed=seed,
+            lam=lams[i],
+            eta_m=etas[i],
+            momentum=config.train.momentum,
+            schedule=config.train.schedule,
+            T=max(T, 1),
+        )
+        devices.append(
+            Device(m, rule, x_train, torch.from_numpy(data.x_test[i]).to(accelerator), schedules[i])
+        )
+    outputs = data.n_classes if data.task == "classes" else 1
+    loss = per_record_loss(data.task)
+    head = make_head(config, sum(widths), outputs, "w_0")
+    head_rule = make_head_rule(
+        config.head.rule,
+        head,
+        loss,
+        lam=lams[0],
+        eta_0=config.head.eta_0,
+        momentum=config.head.momentum,
+        schedule=config.train.schedule,
+        T=max(T, 1),
+        seed=seed,
+    )
+    table = Table(D, tuple(widths), accelerator=accelerator, path=config.table.path)
+    server = Server(
+        ServerRule(head, head_rule, loss, config.privacy.C),
+        table,
+        _labels(data.y_train, data.task, accelerator),
+        schedules,
+        lams,
+    )
+    codecs = tuple(Codec(config.codec.name, lam) for lam in lams)
+    payload = tuple(c.embeddings_bytes(config.train.B, w) for c, w in zip(codecs, widths, strict=True))
+    return Parts(
+        devices,
+        server,
+        codecs,
+        VirtualClock(speeds_of(config, M), payload, seed),
+        loss,
+        data.task,
+        outputs,
+        _labels(data.y_test, data.task, accelerator),
+    )
+
+
+def _labels(y: object, task: Task, accelerator: str) -> torch.Tensor:
+    kind = torch.int64 if task == "classes" else torch.float32
+    return torch.as_tensor(y).to(accelerator, kind)
+
+
+def _accelerator(config: Config) -> str:
+    name = config.runtime.accelerator
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("runtime.accelerator is 'cuda', but torch finds no CUDA device; use 'cpu'.")
+    if config.runtime.threads:
+        torch.set_num_threads(config.runtime.threads)
+    return name

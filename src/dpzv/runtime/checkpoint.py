@@ -1,0 +1,81 @@
+"""One atomic file with everything a run needs to continue exactly where it was.
+
+Tensors are stored as safetensors; the few plain values go into its metadata as JSON. Directions, batches,
+clock and seeded noise are functions of the position, so no generator state is kept.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import safetensors
+import safetensors.torch
+import torch
+
+from dpzv.errors import DataError
+from dpzv.protocol.device import Device
+from dpzv.protocol.server import Server
+from dpzv.runtime.clock import VirtualClock
+from dpzv.runtime.meter import Meter
+from dpzv.runtime.record import write_tensors
+
+__all__ = ["Progress", "exists", "load", "save"]
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """The plain values of a checkpoint."""
+
+    t: int
+    positions: list[int]
+    times: list[int]
+    delay_count: int
+    clock: list[tuple[float, int]]
+    meter: Meter
+    seconds: float
+    targets: dict[str, dict[str, float]]
+    lengths: tuple[int, int]
+
+
+def _tensors(devices: list[Device], server: Server) -> dict[str, torch.Tensor]:
+    tensors = {
+        "table": server.table.h,
+        "times": server.table.times,
+        "delay_sum": server.delay_sum,
+        "delay_max": server.delay_max,
+    }
+    for name, module, velocity in [
+        ("server", server.rule.head, server.rule.rule.velocity),
+        *((f"device-{d.m}", d.rule.network, d.rule.velocity) for d in devices),
+    ]:
+        tensors |= {f"{name}.{key}": value for key, value in module.state_dict().items()}
+        tensors |= {f"{name}/velocity-{i}": value for i, value in enumerate(velocity)}
+    return tensors
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a checkpoint."""
+    return path.exists()
+
+
+def save(path: Path, devices: list[Device], server: Server, progress: Progress) -> None:
+    """Write the checkpoint; the old one stays until the new one is whole."""
+    write_tensors(path, _tensors(devices, server), {"progress": msgspec.json.encode(progress).decode()})
+
+
+@torch.no_grad()
+def load(path: Path, devices: list[Device], server: Server, clock: VirtualClock) -> Progress:
+    """Put devices, server and clock back to where the checkpoint was taken."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            progress = msgspec.json.decode(file.metadata()["progress"], type=Progress)
+            for name, tensor in _tensors(devices, server).items():
+                tensor.copy_(file.get_tensor(name))
+    except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, RuntimeError) as error:
+        raise DataError(f"{path} is not a checkpoint of this run ({error}); start the run anew.") from None
+    server.t, server.delay_count = progress.t, progress.delay_count
+    server.positions, server.times = list(progress.positions), list(progress.times)
+    for device in devices:
+        device.position = progress.positions[device.m - 1]
+    clock.restore(progress.clock)
+    return progress

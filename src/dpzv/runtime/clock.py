@@ -1,0 +1,94 @@
+"""A virtual clock: who is ready when, from each device's compute time, bandwidth and latency.
+
+Events run in time order, ties in the order of the devices, so staleness and participation follow from the
+speeds alone. Equal fixed speeds are synchronous round-robin; exponential compute times are independent
+Poisson processes, the paper's Assumption 3 with q_m in proportion to the speeds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from dpzv.errors import ConfigError
+from dpzv.rng import numpy_generator
+from dpzv.validate import positive
+
+__all__ = ["Arrival", "Speed", "VirtualClock", "equal_speeds", "parse_compute"]
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One device: seconds of compute a batch (their mean if `exponential`), bytes/s, seconds of latency."""
+
+    compute: float
+    exponential: bool
+    bandwidth: float
+    latency: float
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Arrival:
+    """Device m's batch reaches the server at `seconds`."""
+
+    seconds: float
+    m: int
+
+
+def parse_compute(value: float | str) -> tuple[float, bool]:
+    """Seconds and whether they are exponential, from ``0.01`` or ``"exponential 0.01"``."""
+    if not isinstance(value, str):
+        return positive("devices.compute", value), False
+    word, _, number = value.partition(" ")
+    try:
+        seconds = float(number)
+    except ValueError:
+        seconds = -1.0
+    if word != "exponential" or seconds <= 0:
+        raise ConfigError(f"devices.compute takes seconds or 'exponential SECONDS', got '{value}'.")
+    return seconds, True
+
+
+def equal_speeds(speeds: tuple[Speed, ...]) -> bool:
+    """Whether devices take turns: all fixed and the same."""
+    return len(set(speeds)) == 1 and not speeds[0].exponential
+
+
+class VirtualClock:
+    """The queue of arrivals. `state` and `restore` carry it over a checkpoint."""
+
+    def __init__(self, speeds: tuple[Speed, ...], payload: tuple[int, ...], seed: int) -> None:
+        self._speeds, self._seed = speeds, seed
+        self._up = tuple(s.latency + n / s.bandwidth for s, n in zip(speeds, payload, strict=True))
+        self._down = tuple(s.latency + 8 / s.bandwidth for s in speeds)  # one float64 comes back
+        self._queue: list[Arrival] = []
+        self.seconds = 0.0
+        for m in range(1, len(speeds) + 1):
+            self._push(m, 0, 0.0)
+
+    def next(self) -> Arrival:
+        """The next arrival, in time order."""
+        arrival = heapq.heappop(self._queue)
+        self.seconds = arrival.seconds
+        return arrival
+
+    def answered(self, m: int, position: int) -> None:
+        """The server answered device m now; its batch at `position` will arrive next."""
+        self._push(m, position, self.seconds + self._down[m - 1])
+
+    def state(self) -> list[tuple[float, int]]:
+        """The queue as plain values, with the present time first (as device 0)."""
+        return [(self.seconds, 0), *((a.seconds, a.m) for a in self._queue)]
+
+    def restore(self, state: list[tuple[float, int]]) -> None:
+        """Undo everything since `state` was taken."""
+        self.seconds = state[0][0]
+        self._queue = [Arrival(seconds, m) for seconds, m in state[1:]]
+        heapq.heapify(self._queue)
+
+    def _push(self, m: int, position: int, start: float) -> None:
+        speed = self._speeds[m - 1]
+        compute = speed.compute
+        if speed.exponential:
+            compute *= float(numpy_generator(self._seed, "clock", m, position).exponential())
+        heapq.heappush(self._queue, Arrival(start + compute + self._up[m - 1], m))

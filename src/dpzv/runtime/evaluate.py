@@ -1,0 +1,45 @@
+"""Test metrics of a head. They stay with the server: nothing here is sent to a device."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from sklearn.metrics import roc_auc_score
+
+from dpzv.models.losses import Loss
+from dpzv.terms import Task
+
+__all__ = ["Metrics", "measure"]
+
+
+class Metrics(msgspec.Struct, frozen=True):
+    """Test metrics; `None` where the task has no such metric."""
+
+    test_accuracy: float | None
+    test_auc: float | None
+    test_loss: float
+
+    def text(self) -> str:
+        """The metrics that exist, in a few words."""
+        parts = []
+        if self.test_auc is not None:
+            parts.append(f"AUC {self.test_auc:.4f}")
+        if self.test_accuracy is not None:
+            parts.append(f"accuracy {100 * self.test_accuracy:.2f} %")
+        return ", ".join([*parts, f"loss {self.test_loss:.4f}"])
+
+
+@torch.no_grad()
+def measure(head: torch.nn.Module, rows: torch.Tensor, y: torch.Tensor, task: Task, loss: Loss) -> Metrics:
+    """Metrics of `head` on test rows [D_test, K] with labels `y`."""
+    output = head(rows)
+    test_loss = float(loss(output, y).mean())
+    if task == "regression":
+        return Metrics(None, None, test_loss)
+    if task == "classes":
+        return Metrics(float((output.argmax(dim=1) == y).double().mean()), None, test_loss)
+    score = output.squeeze(1)
+    accuracy = float(((score > 0) == (y > 0.5)).double().mean())
+    both = 0 < float(y.mean()) < 1  # the area is undefined on test records of one class
+    auc = float(roc_auc_score(y.cpu().numpy(), score.cpu().numpy())) if both else None
+    return Metrics(accuracy, auc, test_loss)

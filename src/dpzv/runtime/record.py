@@ -1,0 +1,159 @@
+"""The run folder: what a run leaves behind, written so that nothing unfinished passes for finished.
+
+    config.toml  metrics.jsonl  transcript.jsonl  ledger.sqlite  checkpoint/  weights/  summary.json
+
+`summary.json` is written last and atomically: its presence means finished.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import msgspec
+import safetensors.torch
+import torch
+
+from dpzv.errors import ConfigError, DiskError
+
+__all__ = ["RunFolder", "disk_errors", "write_atomically", "write_tensors"]
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn a full or unwritable disk into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(
+            f"{path} could not be written ({error.strerror or error}); free space or choose another --out."
+        ) from error
+    except safetensors.SafetensorError as error:
+        raise DiskError(
+            f"{path} could not be written ({error}); free space or choose another --out."
+        ) from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a whole file or nothing, durably."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(path.name + ".new")
+        with new.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """Write tensors as one safetensors file, atomically."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(path.name + ".new")
+        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        safetensors.torch.save_file(contiguous, new, metadata)
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
+        new.replace(path)
+
+
+class RunFolder:
+    """A run's files. Use as a context manager; the two logs are append-only and cut back on resume."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._metrics: IO[bytes] | None = None
+        self._transcript: IO[bytes] | None = None
+
+    @classmethod
+    def create(cls, path: Path, config_toml: str) -> Self:
+        """A new folder; refuses one that already holds a run."""
+        if (path / "config.toml").exists():
+            state = "finished" if (path / "summary.json").exists() else "unfinished"
+            raise ConfigError(
+                f"{path} already holds a {state} run; choose another --out, or `dpzv resume {path}`."
+            )
+        folder = cls(path)
+        with disk_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
+        write_atomically(path / "config.toml", config_toml.encode())
+        return folder
+
+    @classmethod
+    def existing(cls, path: Path) -> Self:
+        """The folder of a run that was started before."""
+        if not (path / "config.toml").is_file():
+            raise ConfigError(f"{path} holds no run (no config.toml); give the folder of `dpzv train --out`.")
+        return cls(path)
+
+    def __enter__(self) -> Self:
+        with disk_errors(self.path):
+            self._metrics = (self.path / "metrics.jsonl").open("ab")
+            self._transcript = (self.path / "transcript.jsonl").open("ab")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in (self._metrics, self._transcript):
+            if file is not None:
+                try:
+                    file.close()
+                except OSError:
+                    if kind is None:
+                        raise
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run wrote its summary."""
+        return (self.path / "summary.json").exists()
+
+    def metric(self, line: Mapping[str, Any]) -> None:
+        """Append a line of metrics, visible at once to whoever watches the file."""
+        assert self._metrics is not None
+        with disk_errors(self.path / "metrics.jsonl"):
+            self._metrics.write(msgspec.json.encode(line) + b"\n")
+            self._metrics.flush()
+
+    def transcript(self, t: int, m: int, Delta: float, frame_sha256: str) -> None:
+        """Append a release to the transcript; Delta as a hex float, so that it is exact."""
+        assert self._transcript is not None
+        with disk_errors(self.path / "transcript.jsonl"):
+            self._transcript.write(
+                b'{"t":%d,"m":%d,"Delta":"%s","frame_sha256":"%s"}\n'
+                % (t, m, Delta.hex().encode(), frame_sha256.encode())
+            )
+
+    def lengths(self) -> tuple[int, int]:
+        """Bytes of both logs, after writing them out: the point a checkpoint goes back to."""
+        lengths = []
+        for file in (self._metrics, self._transcript):
+            assert file is not None
+            with disk_errors(self.path):
+                file.flush()
+                os.fsync(file.fileno())
+                lengths.append(file.tell())
+        return lengths[0], lengths[1]
+
+    def cut(self, lengths: tuple[int, int]) -> None:
+        """Cut both logs back to `lengths`."""
+        for file, length in zip((self._metrics, self._transcript), lengths, strict=True):
+            assert file is not None
+            with disk_errors(self.path):
+                file.truncate(length)
+                file.seek(length)
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Write summary.json: the run is finished."""
+        text = msgspec.json.format(msgspec.json.encode(values), indent=2)
+        write_atomically(self.path / "summary.json", text + b"\n")
+
+    def read_summary(self) -> dict[str, Any]:
+        """The summary of a finished run."""
+        summary: dict[str, Any] = msgspec.json.decode((self.path / "summary.json").read_bytes())
+        return summary

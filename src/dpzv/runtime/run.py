@@ -1,0 +1,108 @@
+"""Start a run in a new folder, or resume one: the glue between configuration, data, ledger and simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from dpzv import config as configuration
+from dpzv.config import Config
+from dpzv.data import catalogue
+from dpzv.data.dataset import Dataset, check
+from dpzv.data.schedule import BatchSchedule
+from dpzv.errors import ConfigError
+from dpzv.privacy.ledger import Ledger
+from dpzv.privacy.noise import NoiseSource, SeededNoise
+from dpzv.privacy.plan import PrivacyPlan
+from dpzv.rng import seed_of
+from dpzv.runtime.build import assemble, plan_of
+from dpzv.runtime.gate import Gate
+from dpzv.runtime.networks import make_networks
+from dpzv.runtime.record import RunFolder
+from dpzv.runtime.simulate import Observer, Simulation
+
+__all__ = ["Networks", "make_ledger", "make_noise", "resume", "run", "start"]
+
+Networks = Callable[[PrivacyPlan, NoiseSource], list[torch.nn.Module]]
+"""Makes the devices' networks once the plan is known, since a private start needs its noise."""
+
+
+def start(config: Config, path: Path, observe: Observer, max_seconds: float) -> dict[str, Any] | None:
+    """Run `config` in the new folder `path`; see `Simulation.run` for what comes back."""
+    data = catalogue.load(config.data.name, config.data.path, config.data.columns)
+    return run(config, data, _networks(config, data), path, observe, max_seconds)
+
+
+def resume(path: Path, observe: Observer, max_seconds: float) -> dict[str, Any] | None:
+    """Continue the run of folder `path` from its last checkpoint; a finished one gives its summary."""
+    folder = RunFolder.existing(path)
+    if folder.finished:
+        return folder.read_summary()
+    config = configuration.parse(msgspec.toml.decode((path / "config.toml").read_bytes()))
+    data = catalogue.load(config.data.name, config.data.path, config.data.columns)
+    return _run(config, data, _networks(config, data), folder, observe, max_seconds)
+
+
+def run(
+    config: Config,
+    data: Dataset,
+    networks: Networks,
+    path: Path,
+    observe: Observer,
+    max_seconds: float = float("inf"),
+) -> dict[str, Any] | None:
+    """Run `config` on any data and networks, in the new folder `path`."""
+    check(data)
+    plan_of(config, len(data.y_train), len(data.x_train))  # refuse before anything is written
+    return _run(
+        config, data, networks, RunFolder.create(path, configuration.render(config)), observe, max_seconds
+    )
+
+
+def _networks(config: Config, data: Dataset) -> Networks:
+    return lambda plan, noise: make_networks(config, data, plan, noise)
+
+
+def _run(
+    config: Config,
+    data: Dataset,
+    networks: Networks,
+    folder: RunFolder,
+    observe: Observer,
+    max_seconds: float,
+) -> dict[str, Any] | None:
+    D, M = len(data.y_train), len(data.x_train)
+    plan = plan_of(config, D, M)
+    noise = make_noise(config)
+    with make_ledger(config, data, plan, folder) as ledger, folder:
+        parts = assemble(config, data, networks(plan, noise))
+        simulation = Simulation(config, data, parts, Gate(plan, ledger, noise), folder, plan.T)
+        simulation.restore()
+        return simulation.run(observe, max_seconds)
+
+
+def make_noise(config: Config) -> NoiseSource:
+    """The noise source of a configuration."""
+    if config.noise.source == "exact":
+        raise ConfigError("noise.source 'exact' is not available yet; use 'seeded', which simulates it.")
+    # devices know the run's seed; this stream is named apart, but whoever knows the seed can make it too
+    return SeededNoise(seed_of(config.train.seed, "noise"))
+
+
+def make_ledger(config: Config, data: Dataset, plan: PrivacyPlan, folder: RunFolder) -> Ledger:
+    """The ledger of a run folder: a new one, or the one that is there."""
+    schedules = [BatchSchedule(config.train.seed, m, plan.B, plan.D) for m in range(1, len(data.x_train) + 1)]
+    path = folder.path / "ledger.sqlite"
+    make = Ledger.open if path.exists() else Ledger.create
+    return make(
+        path,
+        plan=plan,
+        data_fingerprint=data.fingerprint,
+        noise_source=config.noise.source,
+        ids_of=lambda m, position: schedules[m - 1].ids(position),
+        durable=config.noise.source == "exact",
+    )

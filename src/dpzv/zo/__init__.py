@@ -1,0 +1,1 @@
+"""Zeroth-order tools for any torch module: direction, perturbed evaluation, difference, clip and step."""

@@ -1,0 +1,20 @@
+"""The two-point estimator of eq. (zero): per record, how fast the loss grows along `u`."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dpzv.validate import positive
+
+__all__ = ["delta_zo"]
+
+
+def delta_zo(f_plus: Tensor, f_minus: Tensor, lam: float) -> Tensor:
+    """`(f_plus - f_minus) / (2*lam)` for each record: losses [B] in, float64 [B] out.
+
+    The losses keep the precision they were computed in; from the subtraction on everything is float64, so the
+    only error of note is the losses' own rounding, about 1e-7 of a loss over `2*lam`.
+    `E[delta_zo * u]` is the gradient up to O(lam^2).
+    """
+    positive("lam", lam)
+    return (f_plus.double() - f_minus.double()) / (2 * lam)

@@ -1,0 +1,153 @@
+"""Evaluate a module at `w + s*lam*u` without touching `w`; move `w` along `u`. No second copy of the model.
+
+While a module runs perturbed, each trainable parameter is a stand-in (`standin.py`) that becomes
+`w + s*lam*u` for the operation that reads it and is dropped after it. So the extra memory of a round is what
+one operation reads: one parameter tensor (for the fused operations of torch, such as an LSTM layer or
+multi-head attention, the tensors of that operation). A tensor over a quarter of the model is not even copied
+once where a layer looks up rows (`Embedding`) or is a `Linear` map. The weights are never written, so they
+are bit-identical afterwards; adding `lam*u`, `-2*lam*u` and `lam*u` in place would not leave them so.
+
+Not for concurrent use: two threads must not evaluate one module at the same time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpzv.errors import ConfigError
+from dpzv.zo.directions import Direction, Multiple, layout
+from dpzv.zo.standin import StandIn, stand_in
+
+__all__ = ["momentum_step", "perturbed", "step", "two_point"]
+
+
+def two_point(module: nn.Module, x: Tensor, seed: int, lam: float) -> tuple[Tensor, Tensor]:
+    """`module(x)` at `w + lam*u` and at `w - lam*u`, without gradients; `u` is that of `seed`.
+
+    Returns (h_plus, h_minus), each of the shape of `module(x)`.
+    """
+    u = Direction(layout(module), seed)
+    with _perturbed(module, u, lam):
+        h_plus = _forward(module, x)
+    with _perturbed(module, u, -lam):
+        h_minus = _forward(module, x)
+    return h_plus, h_minus
+
+
+@contextmanager
+def perturbed(module: nn.Module, seed: int, offset: float) -> Iterator[None]:
+    """Inside the block, calls of `module` are at `w + offset*u`, without gradients; `offset` is +-`lam`.
+
+    A block that ends without having read some trainable parameter is refused: it would stay unperturbed in
+    the difference but move in the step.
+    """
+    with _perturbed(module, Direction(layout(module), seed), offset):
+        yield
+
+
+def step(module: nn.Module, seed: int, coefficient: float) -> None:
+    """`w -= coefficient * u` in place (`coefficient = eta_m * Delta`), holding one block of `u` at a time.
+
+    A coefficient of 0 leaves every weight bit-identical (subtracting 0*u would turn some -0.0 into 0.0).
+    """
+    _require_finite("the coefficient of a step", coefficient)
+    if coefficient == 0:
+        return
+    where = layout(module)
+    with torch.no_grad():
+        _add(where.parameters, Multiple(Direction(where, seed), -coefficient))
+
+
+def momentum_step(
+    module: nn.Module, velocity: Sequence[Tensor], seed: int, Delta: float, *, eta: float, momentum: float
+) -> None:
+    """`v = momentum*v + Delta*u`, then `w -= eta*v`, both in place.
+
+    `velocity` has one tensor for each trainable parameter in the order of `layout` (zeros before the first
+    round), so momentum costs one model of memory. It is post-processing of `Delta`: free of budget. With
+    `Delta = 0` the weights still move by the velocity.
+    """
+    _require_finite("Delta", Delta)
+    where = layout(module)
+    shapes = [tuple(tensor.shape) for tensor in velocity]
+    if shapes != [tuple(parameter.shape) for parameter in where.parameters]:
+        raise ConfigError(
+            f"the velocity must have the shapes of {', '.join(where.names)}, got {shapes}; start with zeros."
+        )
+    with torch.no_grad():
+        for v in velocity:
+            v.mul_(momentum)
+        _add(velocity, Multiple(Direction(where, seed), Delta))
+        for parameter, v in zip(where.parameters, velocity, strict=True):
+            parameter.sub_(v, alpha=eta)
+
+
+def _add(tensors: Sequence[Tensor], shift: Multiple) -> None:
+    """Add `shift` in place, one block at a time, to tensors shaped like the parameters."""
+    for tensor, pieces in zip(tensors, shift.layout.pieces, strict=True):
+        if len(pieces) == 1:
+            tensor.add_(shift.piece(pieces[0]).view(tensor.shape))
+            continue
+        flat = tensor.view(-1) if tensor.is_contiguous() else tensor.reshape(-1)
+        for piece in pieces:
+            flat[piece.start : piece.stop] += shift.piece(piece)
+        if not tensor.is_contiguous():
+            tensor.copy_(flat.view(tensor.shape))
+
+
+@contextmanager
+def _perturbed(module: nn.Module, u: Direction, offset: float) -> Iterator[None]:
+    shift = Multiple(u, offset)
+    stand_ins = {id(w): stand_in(shift, number) for number, w in enumerate(u.layout.parameters)}
+    places = [
+        (owner, name, w) for owner in module.modules() for name, w in owner._parameters.items() if id(w) in stand_ins
+    ]
+    try:
+        for owner, name, w in places:
+            _put(owner, name, stand_ins[id(w)])
+        with torch.no_grad():
+            yield
+    finally:
+        for owner, name, w in places:
+            _put(owner, name, w)
+    unread = [
+        name
+        for name, w in zip(u.layout.names, u.layout.parameters, strict=True)
+        if w.numel() and not stand_ins[id(w)].read
+    ]
+    if unread:
+        raise ConfigError(
+            f"the forward of {type(module).__name__} must use every trainable parameter, but it did not use "
+            f"{', '.join(unread)}; set requires_grad to False there."
+        )
+
+
+def _put(owner: nn.Module, name: str, value: Any) -> None:
+    """Make `value` the parameter `name`; a class with a list of its own (RNNs) hears of it by its setattr."""
+    if type(owner).__setattr__ is nn.Module.__setattr__:
+        owner._parameters[name] = value
+    else:
+        setattr(owner, name, value)
+
+
+def _forward(module: Callable[[Tensor], Any], x: Tensor) -> Tensor:
+    output = module(x)
+    if isinstance(output, StandIn):  # a module that returns a parameter as it is
+        return output.numbers()
+    if not isinstance(output, Tensor):
+        raise ConfigError(
+            f"{type(module).__name__} must return one tensor, got {type(output).__name__}; wrap it in one "
+            "that returns its embeddings."
+        )
+    return output
+
+
+def _require_finite(name: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise ConfigError(f"{name} must be finite, got {value}; check eta_m and Delta.")

@@ -1,0 +1,122 @@
+"""The codec: round trips, sizes, and rejection of whatever is not a frame."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpzv.errors import PeerError
+from dpzv.protocol.codec import MAX_FRAME, Codec
+from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
+
+LAM = 1e-3
+
+
+def tensor(B: int, k: int, seed: int) -> torch.Tensor:
+    return torch.randn(B, k, generator=torch.Generator().manual_seed(seed))
+
+
+@given(B=st.integers(0, 40), k=st.integers(1, 9), seed=st.integers(0, 99), position=st.integers(0, 2**40))
+def test_float32_round_trip_is_exact(B: int, k: int, seed: int, position: int) -> None:
+    codec = Codec("float32", LAM)
+    sent = Embeddings(3, position, tensor(B, k, seed), tensor(B, k, seed + 1))
+    got = codec.decode(codec.encode(sent))
+    assert isinstance(got, Embeddings)
+    assert (got.m, got.position) == (3, position)
+    assert torch.equal(got.h_plus, sent.h_plus)
+    assert torch.equal(got.h_minus, sent.h_minus)
+    for cls in (Fill, Evaluation):
+        message = codec.decode(codec.encode(cls(1, 7, sent.h_plus)))
+        assert isinstance(message, cls)
+        assert (message.m, message.start) == (1, 7)
+        assert torch.equal(message.h, sent.h_plus)
+
+
+@given(Delta=st.floats(allow_nan=False, allow_infinity=False), t=st.integers(1, 2**40))
+def test_release_round_trip_is_exact(Delta: float, t: int) -> None:
+    codec = Codec("float16", LAM)
+    release = Release(t, 2, t // 2, Delta)
+    got = codec.decode(codec.encode(release))
+    assert got == release
+    assert isinstance(got, Release)
+    assert math.copysign(1, got.Delta) == math.copysign(1, Delta)
+
+
+def test_float16_keeps_the_difference_to_half_precision() -> None:
+    """What the server needs is h_plus - h_minus: relative 2^-11, where two plain halves would lose it all."""
+    h = tensor(64, 8, 0)
+    slope = tensor(64, 8, 1)
+    sent = Embeddings(1, 0, h + LAM * slope, h - LAM * slope)
+    codec = Codec("float16", LAM)
+    got = codec.decode(codec.encode(sent))
+    assert isinstance(got, Embeddings)
+    found = (got.h_plus - got.h_minus) / (2 * LAM)
+    assert (found - slope).abs().max() < 2e-3
+    plain = (sent.h_plus.half() - sent.h_minus.half()).float() / (2 * LAM)
+    assert (plain - slope).abs().max() > 0.1
+
+
+def test_float16_frames_are_half_as_long_and_rows_stay_apart() -> None:
+    a = Embeddings(1, 5, tensor(512, 16, 0), tensor(512, 16, 1))
+    half, whole = Codec("float16", LAM), Codec("float32", LAM)
+    assert len(half.encode(a)) < 0.51 * len(whole.encode(a))
+    outlier = a.h_plus.clone()
+    outlier[3] = 1e30
+    first, second = (
+        half.decode(half.encode(a)),
+        half.decode(half.encode(Embeddings(1, 5, outlier, a.h_minus))),
+    )
+    assert isinstance(first, Embeddings)
+    assert isinstance(second, Embeddings)
+    keep = torch.arange(512) != 3
+    assert torch.equal(first.h_plus[keep], second.h_plus[keep])
+    assert not second.h_plus[3].isfinite().any()
+
+
+def test_sizes_are_those_of_the_frame() -> None:
+    for name in ("float32", "float16"):
+        codec = Codec(name, LAM)
+        frame = codec.encode(Embeddings(1, 0, tensor(100, 7, 0), tensor(100, 7, 0)))
+        assert 0 < len(frame) - codec.embeddings_bytes(100, 7) < 32
+
+
+FRAME = Codec("float32", LAM).encode(Embeddings(1, 0, tensor(6, 3, 0), tensor(6, 3, 1)))
+
+
+@settings(max_examples=300)
+@given(cut=st.integers(0, len(FRAME) - 1))
+def test_truncated_frames_are_refused(cut: int) -> None:
+    with pytest.raises(PeerError):
+        Codec("float32", LAM).decode(FRAME[:cut])
+
+
+@settings(max_examples=500)
+@given(at=st.integers(0, len(FRAME) - 1), value=st.integers(0, 255), tail=st.binary(max_size=4))
+def test_mutated_frames_decode_or_are_refused(at: int, value: int, tail: bytes) -> None:
+    frame = FRAME[:at] + bytes([value]) + FRAME[at + 1 :] + tail
+    try:
+        got = Codec("float32", LAM).decode(frame)
+    except PeerError:
+        return
+    assert isinstance(got, Embeddings | Fill | Evaluation | Release)
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_refused(frame: bytes) -> None:
+    with pytest.raises(PeerError):
+        Codec("float16", LAM).decode(frame)
+
+
+def test_oversized_frames_are_refused_unread() -> None:
+    with pytest.raises(PeerError, match="at most"):
+        Codec("float32", LAM).decode(bytes(MAX_FRAME + 1))
+
+
+def test_a_release_that_is_not_finite_is_refused() -> None:
+    codec = Codec("float32", LAM)
+    with pytest.raises(PeerError, match="finite"):
+        codec.decode(codec.encode(Release(1, 1, 0, math.nan)))

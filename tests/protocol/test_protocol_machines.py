@@ -1,0 +1,195 @@
+"""Device and server machines: what they refuse, and the row rule through a whole round."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from dpzv.data.schedule import BatchSchedule
+from dpzv.errors import PeerError
+from dpzv.methods.dpzv import DeviceRule, ServerRule
+from dpzv.methods.heads import make_head_rule
+from dpzv.models.head import Head
+from dpzv.models.losses import per_record_loss
+from dpzv.protocol.device import Device
+from dpzv.protocol.messages import Embeddings, Fill, Release
+from dpzv.protocol.server import Server
+from dpzv.protocol.table import Table
+
+D, B, K, LAM = 40, 8, 3, 1e-2
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def make(head_rule: str = "frozen", C: float = 0.1) -> tuple[list[Device], Server]:
+    """Two devices and a server on random data."""
+    schedules = tuple(BatchSchedule(0, m, B, D) for m in (1, 2))
+    devices = []
+    for m in (1, 2):
+        network = torch.nn.Linear(5, K)
+        with torch.no_grad():
+            for p in network.parameters():
+                p.normal_(generator=generator(m))
+        rule = DeviceRule(network, m=m, seed=0, lam=LAM, eta_m=0.1, momentum=0.0, schedule="constant", T=100)
+        x = torch.randn(D, 5, generator=generator(10 + m))
+        devices.append(Device(m, rule, x, x[:4], schedules[m - 1]))
+    head = Head(2 * K, 4, 1, generator(3))
+    loss = per_record_loss("binary")
+    rule_0 = make_head_rule(
+        head_rule, head, loss, lam=LAM, eta_0=0.1, momentum=0.0, schedule="constant", T=100, seed=0
+    )
+    y = (torch.rand(D, generator=generator(4)) > 0.5).float()
+    server = Server(
+        ServerRule(head, rule_0, loss, C), Table(D, (K, K), accelerator="cpu"), y, schedules, (LAM, LAM)
+    )
+    for device in devices:
+        for message in device.fill():
+            server.fill(message)
+    return devices, server
+
+
+def test_the_fill_is_the_embeddings() -> None:
+    devices, server = make()
+    for device in devices:
+        expected = device.rule.network(device.features(torch.arange(D)))
+        assert torch.equal(server.table.h[:, server.table.columns(device.m)], expected)
+
+
+@pytest.mark.parametrize("head_rule", ["frozen", "joint-zo"])
+def test_one_replaced_row_moves_the_sum_by_at_most_its_sensitivity(head_rule: str) -> None:
+    """Neighbouring batches: replace one record's rows and label; the exact sum moves by at most 2C."""
+    C = 0.05
+    worst = 0.0
+    for seed in range(30):
+        sums = []
+        for replaced in (False, True):
+            devices, server = make(head_rule, C)
+            message = devices[0].upload()
+            if replaced:
+                victim = int(BatchSchedule(0, 1, B, D).ids(0)[3])
+                server.y_train[victim] = 1 - server.y_train[victim]
+                server.table.h[victim, K:] = 30 * torch.randn(K, generator=generator(seed))
+                h_plus, h_minus = message.h_plus.clone(), message.h_minus.clone()
+                h_plus[3] = 1000 * torch.randn(K, generator=generator(seed + 1))
+                h_minus[3] = -h_plus[3]
+                message = Embeddings(1, 0, h_plus, h_minus)
+            pending = server.ask(message, None)
+            sums.append(pending.total * pending.grid)
+        worst = max(worst, abs(sums[1] - sums[0]))
+    assert C / 2 < worst <= 2 * C * (1 + 1e-12)
+
+
+def test_a_row_that_is_not_finite_is_zeros_and_contributes_nothing() -> None:
+    for head_rule in ("frozen", "joint-zo"):
+        totals = []
+        for bad in (float("nan"), float("inf")):
+            devices, server = make(head_rule)
+            message = devices[0].upload()
+            h_plus = message.h_plus.clone()
+            h_plus[2, 1] = bad
+            totals.append(server.ask(dataclasses.replace(message, h_plus=h_plus), None).total)
+            row = int(BatchSchedule(0, 1, B, D).ids(0)[2])
+            assert torch.equal(server.table.h[row, :K], torch.zeros(K))
+        devices, server = make(head_rule)
+        keep = torch.arange(B) != 2
+        assert totals == [server.ask(devices[0].upload(), keep).total] * 2
+
+
+def test_records_past_their_cap_contribute_nothing() -> None:
+    devices, server = make()
+    assert server.ask(devices[0].upload(), torch.zeros(B, dtype=torch.bool)).total == 0
+
+
+def bad_messages(good: Embeddings) -> list[Embeddings]:
+    return [
+        dataclasses.replace(good, m=0),
+        dataclasses.replace(good, m=3),
+        dataclasses.replace(good, position=1),
+        dataclasses.replace(good, position=-1),
+        dataclasses.replace(good, h_plus=good.h_plus[:-1]),
+        dataclasses.replace(good, h_minus=good.h_minus[:, :-1]),
+        dataclasses.replace(good, h_plus=good.h_plus[:1], h_minus=good.h_minus[:1]),
+    ]
+
+
+def test_bad_frames_are_refused_and_change_nothing() -> None:
+    devices, server = make()
+    good = devices[0].upload()
+    before = server.table.h.clone()
+    for message in bad_messages(good):
+        with pytest.raises(PeerError):
+            server.ask(message, None)
+    assert torch.equal(server.table.h, before)
+    assert server.ask(good, None).t == 1
+
+
+def test_a_fill_is_refused_outside_its_rows_and_after_round_one() -> None:
+    devices, server = make()
+    for message in (
+        Fill(1, -1, torch.zeros(2, K)),
+        Fill(1, D - 1, torch.zeros(2, K)),
+        Fill(2, 0, torch.zeros(1, 9)),
+    ):
+        with pytest.raises(PeerError):
+            server.fill(message)
+    pending = server.ask(devices[0].upload(), None)
+    server.accept(Release(pending.t, 1, 0, 0.0))
+    with pytest.raises(PeerError, match="before round 1"):
+        server.fill(next(devices[0].fill()))
+
+
+def test_a_device_applies_only_the_release_it_waits_for() -> None:
+    devices, _ = make()
+    with pytest.raises(PeerError):
+        devices[0].receive(Release(1, 1, 0, 0.5))
+    devices[0].upload()
+    for release in (Release(1, 2, 0, 0.5), Release(1, 1, 1, 0.5)):
+        with pytest.raises(PeerError):
+            devices[0].receive(release)
+    before = devices[0].rule.network.weight.clone()
+    devices[0].receive(Release(1, 1, 0, 0.0))
+    assert torch.equal(devices[0].rule.network.weight, before)
+    assert devices[0].position == 1
+
+
+def test_a_repeated_upload_is_the_same() -> None:
+    devices, _ = make()
+    first, second = devices[1].upload(), devices[1].upload()
+    assert torch.equal(first.h_plus, second.h_plus)
+    assert torch.equal(first.h_minus, second.h_minus)
+
+
+def test_delays_are_the_papers() -> None:
+    """Device 1 goes three times, then device 2: its batch meets rows of device 1 that are up to 3 rounds old."""
+    devices, server = make()
+    seen = {}
+    for m in (1, 1, 1, 2):
+        device = devices[m - 1]
+        if m == 2:
+            ids = BatchSchedule(0, 2, B, D).ids(0)
+            for i in ids:
+                uploads = [k for k in range(3) if i in BatchSchedule(0, 1, B, D).ids(k)]
+                # weights used in upload k had seen k releases: device time k
+                seen[int(i)] = 3 - max(uploads, default=0)
+            before = float(server.delay_sum), server.delay_count
+        pending = server.ask(device.upload(), None)
+        release = Release(pending.t, m, pending.position, 0.0)
+        server.accept(release)
+        device.receive(release)
+    assert float(server.delay_sum) - before[0] == sum(seen.values())
+    assert server.delay_count - before[1] == B
+    assert server.max_delay == max(seen.values())
+
+
+def test_sgd_and_zo_heads_descend_and_frozen_does_not_move() -> None:
+    for rule, moves in (("frozen", False), ("joint-zo", True), ("zo", True), ("sgd", True)):
+        devices, server = make(rule)
+        before = [p.clone() for p in server.rule.head.parameters()]
+        pending = server.ask(devices[0].upload(), None)
+        server.accept(Release(pending.t, 1, 0, 0.3))
+        same = all(torch.equal(a, b) for a, b in zip(before, server.rule.head.parameters(), strict=True))
+        assert same is not moves, rule
