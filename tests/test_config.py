@@ -30,7 +30,7 @@ def test_every_line_of_a_recipe_has_a_reason(name: str) -> None:
             assert "#" in line, line
 
 
-COLUMN_FIELDS = {"device", "name", "kind", "low", "high", "values", "missing", "source"}
+COLUMN_FIELDS = {"device", "name", "kind", "low", "high", "knots", "values", "other", "missing", "source"}
 
 
 def test_the_keys_scripts_rely_on() -> None:

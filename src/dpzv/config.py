@@ -160,9 +160,7 @@ def merge(base: Mapping[str, Any], diff: Mapping[str, Any]) -> Tree:
             out[section] = values
             continue
         if not isinstance(out.setdefault(section, {}), dict):
-            raise ConfigError(
-                f"{section} must be a section of keys, got {out[section]!r}; write [{section}]."
-            )
+            raise ConfigError(f"{section} must be a section of keys, got {out[section]!r}; write [{section}].")
         out[section].update(values)
         if section == "train" and "rounds" in values and "passes" not in values:
             out[section].pop("passes", None)
@@ -176,9 +174,7 @@ def set_key(assignment: str) -> Tree:
     key, equals, text = assignment.partition("=")
     section, dot, field = key.strip().partition(".")
     if not (equals and dot and section and field):
-        raise ConfigError(
-            f"--set expects section.key=value, got '{assignment}'; e.g. --set train.rounds=100."
-        )
+        raise ConfigError(f"--set expects section.key=value, got '{assignment}'; e.g. --set train.rounds=100.")
     if key.strip() not in keys():
         raise ConfigError(f"the key '{key.strip()}' is not known; {nearest(key.strip(), keys())}")
     try:
@@ -263,7 +259,7 @@ def _without_none(value: Any) -> Any:
     """TOML has no null: a key without a value is left out."""
     if isinstance(value, dict):
         return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
-    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
+    return [_without_none(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _explain(problem: str) -> str:

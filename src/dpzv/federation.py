@@ -83,13 +83,10 @@ class Federation:
     def predict(self, features: Sequence[ArrayLike]) -> NDArray[Any]:
         """Predictions for new records [n]: probabilities, classes or numbers. They stay with the server."""
         if self._head is None:
-            raise ConfigError(
-                "predict needs a trained federation, got one that was not fitted; call fit first."
-            )
+            raise ConfigError("predict needs a trained federation, got one that was not fitted; call fit first.")
         with torch.no_grad():
             embeddings = [
-                network(torch.as_tensor(np.asarray(x)))
-                for network, x in zip(self._networks, features, strict=True)
+                network(torch.as_tensor(np.asarray(x))) for network, x in zip(self._networks, features, strict=True)
             ]
             output = self._head(torch.cat(embeddings, dim=1))
         result: NDArray[Any] = predictions(self._data.task, output).numpy()
@@ -98,7 +95,5 @@ class Federation:
     def summary(self) -> dict[str, Any]:
         """The run's `summary.json`."""
         if self._summary is None:
-            raise ConfigError(
-                "summary needs a trained federation, got one that was not fitted; call fit first."
-            )
+            raise ConfigError("summary needs a trained federation, got one that was not fitted; call fit first.")
         return self._summary

@@ -27,7 +27,7 @@ Protects = Literal["records", "labels"]
 Accounting = Literal["exact", "paper"]
 """`exact` counts what curious devices see; `paper` is the published rule, which is no guarantee."""
 
-HeadRuleName = Literal["joint-zo", "frozen", "sgd", "zo"]
+HeadRuleName = Literal["dp-sgd", "joint-zo", "frozen", "sgd", "zo"]
 """How the server's own model `w_0` moves."""
 
 StartName = Literal["random", "weights", "gabor", "pca", "dp-pca"]

@@ -39,13 +39,9 @@ def make(head_rule: str = "frozen", C: float = 0.1) -> tuple[list[Device], Serve
         devices.append(Device(m, rule, x, x[:4], schedules[m - 1]))
     head = Head(2 * K, 4, 1, generator(3))
     loss = per_record_loss("binary")
-    rule_0 = make_head_rule(
-        head_rule, head, loss, lam=LAM, eta_0=0.1, momentum=0.0, schedule="constant", T=100, seed=0
-    )
+    rule_0 = make_head_rule(head_rule, head, loss, lam=LAM, eta_0=0.1, momentum=0.0, schedule="constant", T=100, seed=0)
     y = (torch.rand(D, generator=generator(4)) > 0.5).float()
-    server = Server(
-        ServerRule(head, rule_0, loss, C), Table(D, (K, K), accelerator="cpu"), y, schedules, (LAM, LAM)
-    )
+    server = Server(ServerRule(head, rule_0, loss, C), Table(D, (K, K), accelerator="cpu"), y, schedules, (LAM, LAM))
     for device in devices:
         for message in device.fill():
             server.fill(message)

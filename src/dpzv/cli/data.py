@@ -26,9 +26,10 @@ def list_(json: Annotated[bool, typer.Option("--json", help="Print machine-reada
         typer.echo(msgspec.json.encode(found).decode())
         return
     for entry in found:
-        typer.echo(f"{entry.name:<14} {entry.records:>7} records  {entry.devices} devices  {entry.task}")
-        typer.echo(f"{'':<14} {entry.source}")
-        typer.echo(f"{'':<14} {entry.present}")
+        card = entry.card
+        typer.echo(f"{card.name:<14} {card.records:>7} records, {len(card.devices)} devices, {card.task}")
+        typer.echo(f"{'':<14} {card.source}")
+        typer.echo(f"{'':<14} {'here' if entry.present else 'not here'}: {entry.where}")
 
 
 @app.command("fetch")

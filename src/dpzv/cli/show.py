@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 __all__ = ["result"]
+
+INDENT = 15  # where the text of a statement's labelled line begins
 
 
 def result(summaries: list[dict[str, Any]], folder: Path) -> None:
@@ -30,7 +33,11 @@ def result(summaries: list[dict[str, Any]], folder: Path) -> None:
         )
     console = Console()
     console.print(table)
-    console.print(f"\n{summaries[-1]['statement']}\n", soft_wrap=False, highlight=False, markup=False)
+    console.print()
+    for line in summaries[-1]["statement"].splitlines():
+        text = textwrap.fill(line, console.width - 1, subsequent_indent=" " * INDENT)
+        console.print(text, highlight=False, markup=False)
+    console.print()
     console.print(f"Run folder: {folder}", highlight=False, markup=False)
 
 

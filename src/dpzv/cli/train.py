@@ -30,9 +30,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON an
 def train(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe's name, or a TOML file.")],
     set_: Sets,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The run folder; default runs/RECIPE-TIME.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run folder; default runs/RECIPE-TIME.")] = None,
     max_seconds: Annotated[
         float,
         typer.Option("--max-seconds", help="Begin no further round after this time, then finish cleanly."),
@@ -94,9 +92,7 @@ def _run(config: Config, folder: Path, max_seconds: float, *, quiet: bool) -> di
 
 def _require(summary: dict[str, Any] | None, folder: Path) -> dict[str, Any]:
     if summary is None:
-        typer.echo(
-            f"dpzv: interrupted; everything up to here is kept, go on with `dpzv resume {folder}`.", err=True
-        )
+        typer.echo(f"dpzv: interrupted; everything up to here is kept, go on with `dpzv resume {folder}`.", err=True)
         raise typer.Exit(130)
     return summary
 

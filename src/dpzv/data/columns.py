@@ -63,7 +63,8 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise ConfigError(f"{where} needs a source sentence, got none; say where its constants are published.")
         for field in ("low", "high", "knots", "values", "other"):
             value = getattr(self, field)
-            if value not in (None, (), False) and field not in _FIELDS[self.kind]:
+            given = value is not None and value is not False and value != ()  # a low of 0 is given
+            if given and field not in _FIELDS[self.kind]:
                 raise ConfigError(f"{where} of kind '{self.kind}' takes no '{field}', got {value}; remove it.")
         if self.kind == "range" and not _increasing((self.low, self.high)):
             raise ConfigError(f"{where} needs finite low < high, got {self.low} and {self.high}; set both.")

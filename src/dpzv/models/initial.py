@@ -6,14 +6,23 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 __all__ = ["conv", "he", "linear_layer", "orthogonal"]
 
 
+class _Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Draw nothing: the weights are given."""
+
+
+class _Conv2d(nn.Conv2d):
+    def reset_parameters(self) -> None:
+        """Draw nothing: the weights are given."""
+
+
 def linear_layer(weight: Tensor) -> nn.Linear:
     """A linear layer with this weight [outputs, inputs] and a bias of zeros."""
-    layer: nn.Linear = skip_init(nn.Linear, *weight.T.shape)  # type: ignore[no-untyped-call]
+    layer = _Linear(weight.shape[1], weight.shape[0])
     with torch.no_grad():
         layer.weight.copy_(weight)
         layer.bias.zero_()
@@ -23,7 +32,7 @@ def linear_layer(weight: Tensor) -> nn.Linear:
 def conv(weight: Tensor) -> nn.Conv2d:
     """A convolution with this weight [outputs, inputs, k, k], output as large as its input, bias of zeros."""
     outputs, inputs, k, _ = weight.shape
-    layer: nn.Conv2d = skip_init(nn.Conv2d, inputs, outputs, k, padding=k // 2)  # type: ignore[no-untyped-call]
+    layer = _Conv2d(inputs, outputs, k, padding=k // 2)
     assert layer.bias is not None
     with torch.no_grad():
         layer.weight.copy_(weight)

@@ -83,9 +83,7 @@ class Codec:
             first, second = message.h_plus, message.h_minus
             if self._half:
                 first, second = (first + second) / 2, (first - second) / (2 * self._lam)
-            wire = _Embeddings(
-                message.m, message.position, _shape(first), self._pack(first), self._pack(second)
-            )
+            wire = _Embeddings(message.m, message.position, _shape(first), self._pack(first), self._pack(second))
         elif isinstance(message, Fill):
             wire = _Fill(message.m, message.start, _shape(message.h), self._pack(message.h))
         elif isinstance(message, Evaluation):

@@ -80,9 +80,7 @@ class Server:
         self._measure_delay(m, ids)
         rows, y = self.table.rows(ids), self.y_train[ids]
         columns = self.table.columns(m)
-        clipped = self.rule.answer(
-            t, rows, columns, h_plus, h_minus, y, lam=self._lams[m - 1], contributes=contributes
-        )
+        clipped = self.rule.answer(t, rows, columns, h_plus, h_minus, y, lam=self._lams[m - 1], contributes=contributes)
         self.table.put(m, ids, rows[:, columns], self.times[m - 1])
         pending = Pending(t, m, message.position, len(ids), clipped.total, clipped.grid)
         self._asked = _Asked(pending, rows, y)
@@ -104,8 +102,8 @@ class Server:
         rows = torch.zeros(D_test, self.table.h.shape[1], device=self.y_train.device)
         for message in messages:
             self._require_device(message.m)
-            rows[message.start : message.start + len(message.h), self.table.columns(message.m)] = (
-                message.h.to(rows.device)
+            rows[message.start : message.start + len(message.h), self.table.columns(message.m)] = message.h.to(
+                rows.device
             )
         return rows
 

@@ -121,9 +121,7 @@ def assemble(config: Config, data: Dataset, networks: list[torch.nn.Module]) -> 
             schedule=config.train.schedule,
             T=max(T, 1),
         )
-        devices.append(
-            Device(m, rule, x_train, torch.from_numpy(data.x_test[i]).to(accelerator), schedules[i])
-        )
+        devices.append(Device(m, rule, x_train, torch.from_numpy(data.x_test[i]).to(accelerator), schedules[i]))
     outputs = data.n_classes if data.task == "classes" else 1
     loss = per_record_loss(data.task)
     head = make_head(config, sum(widths), outputs, "w_0")

@@ -6,6 +6,8 @@ clock and seeded noise are functions of the position, so no generator state is k
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -20,7 +22,7 @@ from dpzv.runtime.clock import VirtualClock
 from dpzv.runtime.meter import Meter
 from dpzv.runtime.record import write_tensors
 
-__all__ = ["Progress", "exists", "load", "save"]
+__all__ = ["Progress", "load", "rounds", "save"]
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -53,9 +55,12 @@ def _tensors(devices: list[Device], server: Server) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def exists(path: Path) -> bool:
-    """Whether there is a checkpoint."""
-    return path.exists()
+def rounds(path: Path) -> int | None:
+    """How many rounds a checkpoint knows of; `None` if there is none."""
+    if not path.exists():
+        return None
+    with _readable(path), safetensors.safe_open(path, "pt") as file:
+        return _progress(file.metadata()).t
 
 
 def save(path: Path, devices: list[Device], server: Server, progress: Progress) -> None:
@@ -66,16 +71,25 @@ def save(path: Path, devices: list[Device], server: Server, progress: Progress) 
 @torch.no_grad()
 def load(path: Path, devices: list[Device], server: Server, clock: VirtualClock) -> Progress:
     """Put devices, server and clock back to where the checkpoint was taken."""
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            progress = msgspec.json.decode(file.metadata()["progress"], type=Progress)
-            for name, tensor in _tensors(devices, server).items():
-                tensor.copy_(file.get_tensor(name))
-    except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, RuntimeError) as error:
-        raise DataError(f"{path} is not a checkpoint of this run ({error}); start the run anew.") from None
+    with _readable(path), safetensors.safe_open(path, "pt") as file:
+        progress = _progress(file.metadata())
+        for name, tensor in _tensors(devices, server).items():
+            tensor.copy_(file.get_tensor(name))
     server.t, server.delay_count = progress.t, progress.delay_count
     server.positions, server.times = list(progress.positions), list(progress.times)
     for device in devices:
         device.position = progress.positions[device.m - 1]
     clock.restore(progress.clock)
     return progress
+
+
+def _progress(metadata: dict[str, str]) -> Progress:
+    return msgspec.json.decode(metadata["progress"], type=Progress)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, RuntimeError, OSError) as error:
+        raise DataError(f"{path} is not a checkpoint of this run ({error}); start the run anew.") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import torch
-from sklearn.metrics import roc_auc_score
 
 from dpzv.models.losses import Loss
 from dpzv.terms import Task
@@ -41,5 +40,10 @@ def measure(head: torch.nn.Module, rows: torch.Tensor, y: torch.Tensor, task: Ta
     score = output.squeeze(1)
     accuracy = float(((score > 0) == (y > 0.5)).double().mean())
     both = 0 < float(y.mean()) < 1  # the area is undefined on test records of one class
-    auc = float(roc_auc_score(y.cpu().numpy(), score.cpu().numpy())) if both else None
-    return Metrics(accuracy, auc, test_loss)
+    return Metrics(accuracy, _auc(y, score) if both else None, test_loss)
+
+
+def _auc(y: torch.Tensor, score: torch.Tensor) -> float:
+    from sklearn.metrics import roc_auc_score  # a second to import, and only binary tasks need it
+
+    return float(roc_auc_score(y.cpu().numpy(), score.cpu().numpy()))

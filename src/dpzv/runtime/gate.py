@@ -44,9 +44,7 @@ class Gate:
     @property
     def epsilon_spent(self) -> float:
         """What the releases so far cost the record that took part most: an estimate below the claim."""
-        return epsilon_spent(
-            self.plan, releases=self.ledger.releases, unit_mu_squared=self.ledger.unit_mu_squared
-        )
+        return epsilon_spent(self.plan, releases=self.ledger.releases, unit_mu_squared=self.ledger.unit_mu_squared)
 
     def _event(self, t: int, m: int, position: int) -> ReleaseEvent:
         plan = self.plan

@@ -55,7 +55,7 @@ def make_networks(config: Config, data: Dataset, plan: PrivacyPlan, noise: Noise
                     c=C_START,
                     scale=scale,
                     gaussian=lambda shape, m=i + 1: noise.gaussian(shape, "start", m),  # type: ignore[misc]
-                    floor=FLOOR,
+                    floor=max(FLOOR, 2 * scale * x.shape[1] ** 0.5 / len(x)),  # smaller ones are noise
                 )
                 set_linear(network, made)
         elif start == "weights":

@@ -33,9 +33,7 @@ def disk_errors(path: Path) -> Iterator[None]:
             f"{path} could not be written ({error.strerror or error}); free space or choose another --out."
         ) from error
     except safetensors.SafetensorError as error:
-        raise DiskError(
-            f"{path} could not be written ({error}); free space or choose another --out."
-        ) from error
+        raise DiskError(f"{path} could not be written ({error}); free space or choose another --out.") from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -75,9 +73,7 @@ class RunFolder:
         """A new folder; refuses one that already holds a run."""
         if (path / "config.toml").exists():
             state = "finished" if (path / "summary.json").exists() else "unfinished"
-            raise ConfigError(
-                f"{path} already holds a {state} run; choose another --out, or `dpzv resume {path}`."
-            )
+            raise ConfigError(f"{path} already holds a {state} run; choose another --out, or `dpzv resume {path}`.")
         folder = cls(path)
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -107,6 +103,11 @@ class RunFolder:
                 except OSError:
                     if kind is None:
                         raise
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the checkpoint is, if there is one."""
+        return self.path / "checkpoint" / "state.safetensors"
 
     @property
     def finished(self) -> bool:

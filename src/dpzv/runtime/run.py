@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import torch
@@ -15,15 +15,17 @@ from dpzv.data import catalogue
 from dpzv.data.dataset import Dataset, check
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import ConfigError
-from dpzv.privacy.ledger import Ledger
+from dpzv.privacy.ledger import BatchIds, Ledger
 from dpzv.privacy.noise import NoiseSource, SeededNoise
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.rng import seed_of
-from dpzv.runtime.build import assemble, plan_of
+from dpzv.runtime import checkpoint
+from dpzv.runtime.build import Parts, assemble, plan_of
 from dpzv.runtime.gate import Gate
 from dpzv.runtime.networks import make_networks
 from dpzv.runtime.record import RunFolder
 from dpzv.runtime.simulate import Observer, Simulation
+from dpzv.terms import NoiseSourceName
 
 __all__ = ["Networks", "make_ledger", "make_noise", "resume", "run", "start"]
 
@@ -44,7 +46,9 @@ def resume(path: Path, observe: Observer, max_seconds: float) -> dict[str, Any] 
         return folder.read_summary()
     config = configuration.parse(msgspec.toml.decode((path / "config.toml").read_bytes()))
     data = catalogue.load(config.data.name, config.data.path, config.data.columns)
-    return _run(config, data, _networks(config, data), folder, observe, max_seconds)
+    noise, plan = make_noise(config), plan_of(config, len(data.y_train), len(data.x_train))
+    parts = assemble(config, data, make_networks(config, data, plan, noise))
+    return _simulate(config, data, plan, parts, noise, folder, observe, max_seconds)
 
 
 def run(
@@ -57,29 +61,27 @@ def run(
 ) -> dict[str, Any] | None:
     """Run `config` on any data and networks, in the new folder `path`."""
     check(data)
-    plan_of(config, len(data.y_train), len(data.x_train))  # refuse before anything is written
-    return _run(
-        config, data, networks, RunFolder.create(path, configuration.render(config)), observe, max_seconds
-    )
+    noise, plan = make_noise(config), plan_of(config, len(data.y_train), len(data.x_train))
+    parts = assemble(config, data, networks(plan, noise))  # refuse before anything is written
+    folder = RunFolder.create(path, configuration.render(config))
+    return _simulate(config, data, plan, parts, noise, folder, observe, max_seconds)
 
 
 def _networks(config: Config, data: Dataset) -> Networks:
     return lambda plan, noise: make_networks(config, data, plan, noise)
 
 
-def _run(
+def _simulate(
     config: Config,
     data: Dataset,
-    networks: Networks,
+    plan: PrivacyPlan,
+    parts: Parts,
+    noise: NoiseSource,
     folder: RunFolder,
     observe: Observer,
     max_seconds: float,
 ) -> dict[str, Any] | None:
-    D, M = len(data.y_train), len(data.x_train)
-    plan = plan_of(config, D, M)
-    noise = make_noise(config)
     with make_ledger(config, data, plan, folder) as ledger, folder:
-        parts = assemble(config, data, networks(plan, noise))
         simulation = Simulation(config, data, parts, Gate(plan, ledger, noise), folder, plan.T)
         simulation.restore()
         return simulation.run(observe, max_seconds)
@@ -97,12 +99,22 @@ def make_ledger(config: Config, data: Dataset, plan: PrivacyPlan, folder: RunFol
     """The ledger of a run folder: a new one, or the one that is there."""
     schedules = [BatchSchedule(config.train.seed, m, plan.B, plan.D) for m in range(1, len(data.x_train) + 1)]
     path = folder.path / "ledger.sqlite"
-    make = Ledger.open if path.exists() else Ledger.create
-    return make(
-        path,
+    known = checkpoint.rounds(folder.checkpoint)
+    common = _LedgerArguments(
         plan=plan,
         data_fingerprint=data.fingerprint,
         noise_source=config.noise.source,
         ids_of=lambda m, position: schedules[m - 1].ids(position),
         durable=config.noise.source == "exact",
     )
+    if known is None and not path.exists():  # nothing was ever released: a release needs both
+        return Ledger.create(path, **common)
+    return Ledger.open(path, **common, at_least=known or 0)
+
+
+class _LedgerArguments(TypedDict):
+    plan: PrivacyPlan
+    data_fingerprint: str
+    noise_source: NoiseSourceName
+    ids_of: BatchIds
+    durable: bool

@@ -52,9 +52,7 @@ Observer = Callable[[Snapshot], bool]
 class Simulation:
     """A run between its parts and its folder. `restore` first when the folder has a checkpoint."""
 
-    def __init__(
-        self, config: Config, data: Dataset, parts: Parts, gate: Gate, folder: RunFolder, T: int
-    ) -> None:
+    def __init__(self, config: Config, data: Dataset, parts: Parts, gate: Gate, folder: RunFolder, T: int) -> None:
         self._config, self._data, self._parts = config, data, parts
         self._gate, self._folder, self._T = gate, folder, T
         self._meter = Meter()
@@ -62,7 +60,6 @@ class Simulation:
         self._metrics: Metrics | None = None
         self._seconds_before = 0.0
         self._began = self._saved = time.monotonic()
-        self._checkpoint = folder.path / "checkpoint" / "state.safetensors"
 
     @property
     def seconds(self) -> float:
@@ -72,9 +69,9 @@ class Simulation:
     def restore(self) -> None:
         """Go back to the last checkpoint, or to the start if there is none yet."""
         lengths = (0, 0)
-        if checkpoint.exists(self._checkpoint):
+        if self._folder.checkpoint.exists():
             parts = self._parts
-            progress = checkpoint.load(self._checkpoint, parts.devices, parts.server, parts.clock)
+            progress = checkpoint.load(self._folder.checkpoint, parts.devices, parts.server, parts.clock)
             self._meter, self._targets = progress.meter, dict(progress.targets)
             self._seconds_before, lengths = progress.seconds, progress.lengths
         self._folder.cut(lengths)
@@ -198,7 +195,7 @@ class Simulation:
             targets=self._targets,
             lengths=self._folder.lengths(),
         )
-        checkpoint.save(self._checkpoint, parts.devices, server, progress)
+        checkpoint.save(self._folder.checkpoint, parts.devices, server, progress)
         self._saved = time.monotonic()
 
     def _finish(self) -> dict[str, Any]:

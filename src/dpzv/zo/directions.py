@@ -3,8 +3,8 @@
 `u = sqrt(d) * g / ||g||` for a standard Gaussian `g` over all trainable parameters of a module. `g` is cut
 into *blocks*, each drawn with a seed of its own, so any block can be made alone: a large tensor is many
 blocks of whole rows, and small tensors share one block, because one call that draws 5,000 numbers is far
-cheaper than ten that draw 500. A pass over `u` holds one block of at most `BLOCK` numbers at a time, and the
-last shared block, at most `SHARED` numbers.
+cheaper than ten that draw 500. A pass over `u` holds one block at a time, and the last shared block, at
+most `SHARED` numbers.
 
 The same seed gives the same `u` on the same kind of hardware. `u` is no secret: a device knows its seeds, and
 torch's CPU generator uses 32 bits of a seed. Noise that protects anything must come from elsewhere.
@@ -12,10 +12,10 @@ torch's CPU generator uses 32 bits of a seed. Noise that protects anything must 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,177 +23,205 @@ from torch import Tensor, nn
 from dpzv.errors import ConfigError
 from dpzv.rng import seed_of
 
-__all__ = ["BLOCK", "SHARED", "Direction", "Layout", "Multiple", "Piece", "layout", "scale", "slices", "whole"]
+__all__ = ["ACCELERATOR_BLOCK", "BLOCK", "SHARED", "Block", "Direction", "Layout", "Piece", "layout", "slices", "whole"]
 
-BLOCK = 1 << 20
-"""The most numbers drawn at once: 4 MiB; smaller blocks would be launch-bound on an accelerator."""
+BLOCK = 1 << 18
+"""The most numbers drawn at once on a CPU: 1 MiB, which stays in its cache."""
+
+ACCELERATOR_BLOCK = 1 << 22
+"""The most numbers drawn at once elsewhere: 16 MiB; the launches of many small blocks would cost more."""
 
 SHARED = 1 << 16
 """The most numbers in a block that several tensors share."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Numbers `start:stop` (row-major) of parameter `index`, found in `block` from `offset` on."""
+class Piece(NamedTuple):
+    """Numbers `start:stop` (row-major) of parameter `parameter` of a layout.
 
-    index: int
-    start: int
-    stop: int
-    block: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The canonical order of a module's trainable parameters, and how `u` is cut into blocks.
-
-    `parameters` are unique (a tied one stands once, under its first name), `d` is their total size,
-    `pieces[i]` covers parameter `i`, and `blocks` holds (accelerator, size) of each block.
+    `shape` is that of the parameter if the piece is all of it, else (stop - start,).
     """
 
-    names: tuple[str, ...]
-    parameters: tuple[nn.Parameter, ...]
+    parameter: int
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+
+class Block(NamedTuple):
+    """Numbers of `u` that are drawn together: part of one large tensor, or several whole small ones.
+
+    The pieces lie behind one another. All of a block is on one accelerator and belongs to parameters of one type.
+    """
+
+    number: int
+    accelerator: torch.device
+    size: int
+    pieces: list[Piece]
+    shared: bool
+
+
+class Layout(NamedTuple):
+    """The canonical order of a module's trainable parameters, and how `u` is cut into blocks.
+
+    `parameters` are unique (a tied one stands once, under its first name) and `d` is their total size;
+    `places` lists every module that owns one, as (module, name in it, number of the parameter);
+    `spans[i]` are the numbers of the `blocks` that hold parameter `i`.
+    """
+
+    names: list[str]
+    parameters: list[Tensor]
+    places: list[tuple[nn.Module, str, int]]
     d: int
-    pieces: tuple[tuple[Piece, ...], ...]
-    blocks: tuple[tuple[torch.device, int], ...]
+    blocks: list[Block]
+    spans: list[range]
 
 
 def layout(module: nn.Module) -> Layout:
     """List the trainable parameters of `module` in named order; refuse a module that has none."""
     names: list[str] = []
-    parameters: list[nn.Parameter] = []
-    pieces: list[tuple[Piece, ...]] = []
-    blocks: list[tuple[torch.device, int]] = []
-    shared = -1  # the block that small tensors are being put into
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if not parameter.is_floating_point():
-            raise ConfigError(
-                f"parameter {name} must be a real floating-point tensor, got {parameter.dtype}; "
-                "set requires_grad to False or store it as real numbers."
-            )
-        index, size = len(parameters), parameter.numel()
-        if size > SHARED:
-            pieces.append(_own_blocks(index, parameter, blocks))
-        elif size:
-            if shared < 0 or blocks[shared][1] + size > SHARED or blocks[shared][0] != parameter.device:
-                shared = len(blocks)
-                blocks.append((parameter.device, 0))
-            offset = blocks[shared][1]
-            pieces.append((Piece(index, 0, size, shared, offset),))
-            blocks[shared] = (parameter.device, offset + size)
-        else:
-            pieces.append(())
-        names.append(name)
-        parameters.append(parameter)
-    d = sum(parameter.numel() for parameter in parameters)
-    if d == 0:
+    parameters: list[Tensor] = []
+    places: list[tuple[nn.Module, str, int]] = []
+    numbers: dict[Tensor, int] = {}
+    for prefix, owner in module.named_modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is None or not parameter.requires_grad:
+                continue
+            number = numbers.setdefault(parameter, len(parameters))
+            if number == len(parameters):
+                names.append(f"{prefix}.{name}" if prefix else name)
+                parameters.append(parameter)
+                if not parameter.is_floating_point():
+                    raise ConfigError(
+                        f"parameter {names[-1]} must hold real floating-point numbers, got {parameter.dtype}; "
+                        "set requires_grad to False there."
+                    )
+            places.append((owner, name, number))
+    sizes = [parameter.numel() for parameter in parameters]
+    if not any(sizes):
         raise ConfigError(
             f"{type(module).__name__} must have trainable parameters, got none; "
-            "set requires_grad on some or do not train this module."
+            "set requires_grad on some or leave it out of training."
         )
-    return Layout(tuple(names), tuple(parameters), d, tuple(pieces), tuple(blocks))
+    return Layout(names, parameters, places, sum(sizes), *_cut(parameters, sizes))
 
 
-def _own_blocks(index: int, parameter: nn.Parameter, blocks: list[tuple[torch.device, int]]) -> tuple[Piece, ...]:
+def _cut(parameters: list[Tensor], sizes: list[int]) -> tuple[list[Block], list[range]]:
+    """The blocks, and for each parameter the numbers of its blocks."""
+    blocks: list[Block] = []
+    spans = [range(0)] * len(parameters)
+    waiting: list[int] = []  # small parameters on their way into one shared block
+    room = 0
+    for i, parameter in enumerate(parameters):
+        if sizes[i] > SHARED:
+            first = len(blocks)
+            blocks += _own_blocks(i, parameter, first)
+            spans[i] = range(first, len(blocks))
+            continue
+        like = parameters[waiting[0]] if waiting else parameter
+        if sizes[i] > room or parameter.device != like.device or parameter.dtype != like.dtype:
+            _share(waiting, parameters, blocks, spans)
+            room = SHARED
+        waiting.append(i)
+        room -= sizes[i]
+    _share(waiting, parameters, blocks, spans)
+    return blocks, spans
+
+
+def _share(waiting: list[int], parameters: list[Tensor], blocks: list[Block], spans: list[range]) -> None:
+    """Put the waiting parameters into one new block."""
+    if waiting:
+        pieces = [Piece(i, 0, parameters[i].numel(), parameters[i].shape) for i in waiting]
+        size = sum(piece.stop for piece in pieces)
+        for i in waiting:
+            spans[i] = range(len(blocks), len(blocks) + 1)
+        blocks.append(Block(len(blocks), parameters[waiting[0]].device, size, pieces, shared=True))
+        waiting.clear()
+
+
+def _own_blocks(i: int, parameter: Tensor, first: int) -> list[Block]:
     """Blocks for one large tensor, of whole rows where a row fits, so that layers can work row by row."""
     size = parameter.numel()
     row = size // parameter.shape[0]
-    step = BLOCK // row * row if row <= BLOCK else BLOCK
-    pieces = []
-    for start in range(0, size, step):
-        stop = min(start + step, size)
-        pieces.append(Piece(index, start, stop, len(blocks), 0))
-        blocks.append((parameter.device, stop - start))
-    return tuple(pieces)
+    most = BLOCK if parameter.device.type == "cpu" else ACCELERATOR_BLOCK
+    step = most // row * row if row <= most else most
+    pieces = [
+        Piece(i, start, stop, parameter.shape if stop - start == size else (stop - start,))
+        for start, stop in itertools.pairwise([*range(0, size, step), size])
+    ]
+    return [
+        Block(first + k, parameter.device, piece.stop - piece.start, [piece], shared=False)
+        for k, piece in enumerate(pieces)
+    ]
 
 
 class Direction:
-    """`u` of one seed over one layout, made piece by piece when asked for.
+    """`u` of one seed over one layout, made block by block when asked for.
 
     It keeps the last shared block, so that the many small tensors of a model are drawn once a pass.
+    `scale` is sqrt(d) / ||g||, the norm taken in float64.
     """
 
     def __init__(self, where: Layout, seed: int) -> None:
         self.layout = where
         self._seed = seed
-        self._scale = scale(where, seed)
         self._generators: dict[torch.device, torch.Generator] = {}
         self._kept: tuple[int, Tensor] = (-1, torch.empty(0))
+        self.scale = self._find_scale()
 
-    def block(self, number: int) -> Tensor:
-        """The numbers of `u` in a block: float32, flat, on its accelerator; read only where it is shared."""
-        if self._kept[0] == number:
-            return self._kept[1]
-        u = _gaussian(self._generators, self._seed, number, *self.layout.blocks[number]).mul_(self._scale)
-        if len(u) <= SHARED:
-            self._kept = (number, u)
-        return u
+    def times(self, factor: float, block: Block) -> tuple[Tensor, ...]:
+        """`factor * u` for each piece of `block`: float32, the caller's own, rounded once after `u`.
+
+        A piece that is a whole parameter has its shape; a part of one is flat.
+        """
+        if block.shared:
+            if self._kept[0] != block.number:
+                self._kept = (block.number, self._gaussian(block).mul_(self.scale))
+            numbers = self._kept[1] * factor
+        else:
+            numbers = self._gaussian(block).mul_(self.scale).mul_(factor)
+        if len(block.pieces) == 1:
+            return (numbers.view(block.pieces[0].shape),)
+        parts = numbers.split_with_sizes([piece.stop - piece.start for piece in block.pieces])
+        return tuple(part.view(piece.shape) for part, piece in zip(parts, block.pieces, strict=True))
+
+    def _find_scale(self) -> float:
+        key = (self._seed, tuple((block.accelerator, block.size) for block in self.layout.blocks))
+        found = _scales.get(key)
+        if found is None:
+            squares = 0.0
+            for block in self.layout.blocks:
+                g = self._gaussian(block)
+                squares += float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2
+            found = math.sqrt(self.layout.d / squares)
+            if block.shared:  # the last block need not be drawn again
+                self._kept = (block.number, g.mul_(found))
+            if len(_scales) >= 64:
+                _scales.pop(next(iter(_scales)), None)
+            _scales[key] = found
+        return found
+
+    def _gaussian(self, block: Block) -> Tensor:
+        generator = self._generators.get(block.accelerator)
+        if generator is None:
+            generator = self._generators[block.accelerator] = torch.Generator(device=block.accelerator)
+        generator.manual_seed(seed_of(self._seed, "direction", block.number))
+        return torch.randn(block.size, generator=generator, device=block.accelerator)
 
 
-class Multiple:
-    """`factor * u`, made piece by piece; the product is rounded to float32 once."""
-
-    def __init__(self, u: Direction, factor: float) -> None:
-        self.layout = u.layout
-        self._u, self._factor = u, factor
-        self._kept: tuple[int, Tensor] = (-1, torch.empty(0))
-
-    def piece(self, piece: Piece) -> Tensor:
-        """The numbers for `piece`: float32, flat, on the parameter's accelerator; read only."""
-        if self._kept[0] != piece.block:
-            block = self._u.block(piece.block)
-            if len(block) > SHARED:
-                return block.mul_(self._factor)
-            self._kept = (piece.block, block * self._factor)
-        return self._kept[1][piece.offset : piece.offset + piece.stop - piece.start]
-
-
-def scale(where: Layout, seed: int) -> float:
-    """sqrt(d) / ||g||, the factor from the Gaussian of `seed` to `u`; the norm is taken in float64."""
-    return _scale(seed, where.d, where.blocks)
+# The scale of recent directions, one number each, so that the step after an evaluation needs no second pass.
+_scales: dict[object, float] = {}
 
 
 def slices(where: Layout, seed: int) -> Iterator[tuple[Piece, Tensor]]:
-    """Yield every piece of `u` once, as (piece, flat float32 numbers), in canonical order."""
-    u = Multiple(Direction(where, seed), 1.0)
-    for pieces in where.pieces:
-        for piece in pieces:
-            yield piece, u.piece(piece)
+    """Yield every piece of `u` once, with its numbers: float32, on the parameter's accelerator."""
+    u = Direction(where, seed)
+    for block in where.blocks:
+        yield from zip(block.pieces, u.times(1.0, block), strict=True)
 
 
 def whole(where: Layout, seed: int) -> list[Tensor]:
     """All of `u`, shaped like the parameters. For oracles: it costs one model of memory."""
-    made: list[list[Tensor]] = [[] for _ in where.parameters]
-    for piece, values in slices(where, seed):
-        made[piece.index].append(values)
-    return [
-        torch.cat(parts).view(parameter.shape) if parts else torch.zeros_like(parameter)
-        for parts, parameter in zip(made, where.parameters, strict=True)
-    ]
-
-
-def _gaussian(
-    generators: dict[torch.device, torch.Generator],
-    seed: int,
-    block: int,
-    accelerator: torch.device,
-    size: int,
-) -> Tensor:
-    """Block `block` of `g`; `generators` holds one generator an accelerator, made when first needed."""
-    if accelerator not in generators:
-        generators[accelerator] = torch.Generator(device=accelerator)
-    generators[accelerator].manual_seed(seed_of(seed, "direction", block))
-    return torch.randn(size, generator=generators[accelerator], device=accelerator)
-
-
-# One number per recent direction is remembered, so that the step after an evaluation needs no second pass.
-@lru_cache(maxsize=64)
-def _scale(seed: int, d: int, blocks: tuple[tuple[torch.device, int], ...]) -> float:
-    generators: dict[torch.device, torch.Generator] = {}
-    squares = 0.0
-    for block, (accelerator, size) in enumerate(blocks):
-        g = _gaussian(generators, seed, block, accelerator, size)
-        squares += float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2
-    return math.sqrt(d / squares)
+    made = [torch.empty(parameter.shape, device=parameter.device) for parameter in where.parameters]
+    for piece, numbers in slices(where, seed):
+        made[piece.parameter].view(-1)[piece.start : piece.stop] = numbers.view(-1)
+    return made

@@ -3,9 +3,9 @@
 While a module runs perturbed, each trainable parameter is a stand-in (`standin.py`) that becomes
 `w + s*lam*u` for the operation that reads it and is dropped after it. So the extra memory of a round is what
 one operation reads: one parameter tensor (for the fused operations of torch, such as an LSTM layer or
-multi-head attention, the tensors of that operation). A tensor over a quarter of the model is not even copied
-once where a layer looks up rows (`Embedding`) or is a `Linear` map. The weights are never written, so they
-are bit-identical afterwards; adding `lam*u`, `-2*lam*u` and `lam*u` in place would not leave them so.
+multi-head attention, the tensors of that operation). Large matrices are not even copied once where a layer
+is a `Linear` map or looks up rows (`Embedding`): these work block by block. The weights are never written, so
+they are bit-identical afterwards; adding `lam*u`, `-2*lam*u` and `lam*u` in place would not leave them so.
 
 Not for concurrent use: two threads must not evaluate one module at the same time.
 """
@@ -13,7 +13,7 @@ Not for concurrent use: two threads must not evaluate one module at the same tim
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
-from dpzv.zo.directions import Direction, Multiple, layout
-from dpzv.zo.standin import StandIn, stand_in
+from dpzv.zo.directions import Direction, layout
+from dpzv.zo.standin import Perturbed, StandIn, stand_in
 
 __all__ = ["momentum_step", "perturbed", "step", "two_point"]
 
@@ -32,10 +32,9 @@ def two_point(module: nn.Module, x: Tensor, seed: int, lam: float) -> tuple[Tens
 
     Returns (h_plus, h_minus), each of the shape of `module(x)`.
     """
-    u = Direction(layout(module), seed)
-    with _perturbed(module, u, lam):
+    with _swapped(module, seed, lam) as weights:
         h_plus = _forward(module, x)
-    with _perturbed(module, u, -lam):
+        weights.at(-1)
         h_minus = _forward(module, x)
     return h_plus, h_minus
 
@@ -47,7 +46,7 @@ def perturbed(module: nn.Module, seed: int, offset: float) -> Iterator[None]:
     A block that ends without having read some trainable parameter is refused: it would stay unperturbed in
     the difference but move in the step.
     """
-    with _perturbed(module, Direction(layout(module), seed), offset):
+    with _swapped(module, seed, offset):
         yield
 
 
@@ -61,11 +60,11 @@ def step(module: nn.Module, seed: int, coefficient: float) -> None:
         return
     where = layout(module)
     with torch.no_grad():
-        _add(where.parameters, Multiple(Direction(where, seed), -coefficient))
+        _add(where.parameters, Direction(where, seed), -coefficient)
 
 
 def momentum_step(
-    module: nn.Module, velocity: Sequence[Tensor], seed: int, Delta: float, *, eta: float, momentum: float
+    module: nn.Module, velocity: list[Tensor], seed: int, Delta: float, *, eta: float, momentum: float
 ) -> None:
     """`v = momentum*v + Delta*u`, then `w -= eta*v`, both in place.
 
@@ -81,46 +80,42 @@ def momentum_step(
             f"the velocity must have the shapes of {', '.join(where.names)}, got {shapes}; start with zeros."
         )
     with torch.no_grad():
-        for v in velocity:
-            v.mul_(momentum)
-        _add(velocity, Multiple(Direction(where, seed), Delta))
-        for parameter, v in zip(where.parameters, velocity, strict=True):
-            parameter.sub_(v, alpha=eta)
+        torch._foreach_mul_(velocity, momentum)
+        _add(velocity, Direction(where, seed), Delta)
+        torch._foreach_sub_(where.parameters, velocity, alpha=eta)
 
 
-def _add(tensors: Sequence[Tensor], shift: Multiple) -> None:
-    """Add `shift` in place, one block at a time, to tensors shaped like the parameters."""
-    for tensor, pieces in zip(tensors, shift.layout.pieces, strict=True):
-        if len(pieces) == 1:
-            tensor.add_(shift.piece(pieces[0]).view(tensor.shape))
+def _add(tensors: list[Tensor], u: Direction, factor: float) -> None:
+    """Add `factor * u` in place to tensors shaped like the parameters, one block at a time."""
+    for block in u.layout.blocks:
+        shifts = u.times(factor, block)
+        if block.shared:
+            torch._foreach_add_([tensors[piece.parameter] for piece in block.pieces], list(shifts))
             continue
-        flat = tensor.view(-1) if tensor.is_contiguous() else tensor.reshape(-1)
-        for piece in pieces:
-            flat[piece.start : piece.stop] += shift.piece(piece)
-        if not tensor.is_contiguous():
+        piece, tensor = block.pieces[0], tensors[block.pieces[0].parameter]
+        if tensor.is_contiguous():
+            tensor.view(-1)[piece.start : piece.stop] += shifts[0].view(-1)
+        else:  # costs a copy of this tensor
+            flat = tensor.reshape(-1)
+            flat[piece.start : piece.stop] += shifts[0].view(-1)
             tensor.copy_(flat.view(tensor.shape))
 
 
 @contextmanager
-def _perturbed(module: nn.Module, u: Direction, offset: float) -> Iterator[None]:
-    shift = Multiple(u, offset)
-    stand_ins = {id(w): stand_in(shift, number) for number, w in enumerate(u.layout.parameters)}
-    places = [
-        (owner, name, w) for owner in module.modules() for name, w in owner._parameters.items() if id(w) in stand_ins
-    ]
+def _swapped(module: nn.Module, seed: int, lam: float) -> Iterator[Perturbed]:
+    """Put stand-ins in the places of the trainable parameters; every one must be read before the end."""
+    where = layout(module)
+    weights = Perturbed(Direction(where, seed), lam)
+    stand_ins = [stand_in(weights, i) for i in range(len(where.parameters))]
     try:
-        for owner, name, w in places:
-            _put(owner, name, stand_ins[id(w)])
+        for owner, name, i in where.places:
+            _put(owner, name, stand_ins[i])
         with torch.no_grad():
-            yield
+            yield weights
     finally:
-        for owner, name, w in places:
-            _put(owner, name, w)
-    unread = [
-        name
-        for name, w in zip(u.layout.names, u.layout.parameters, strict=True)
-        if w.numel() and not stand_ins[id(w)].read
-    ]
+        for owner, name, i in where.places:
+            _put(owner, name, where.parameters[i])
+    unread = [name for name, one in zip(where.names, stand_ins, strict=True) if not one.read]
     if unread:
         raise ConfigError(
             f"the forward of {type(module).__name__} must use every trainable parameter, but it did not use "

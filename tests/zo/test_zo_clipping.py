@@ -1,0 +1,93 @@
+"""The clip and the exact sum: neighbours move it by at most the stated sensitivity."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpzv.errors import ConfigError
+from dpzv.zo.clipping import Clip, ClippedSum, clipped_sum
+
+anything = st.floats(width=64)
+batches = st.lists(anything, min_size=1, max_size=30)
+bounds = st.floats(1e-6, 1e6)
+
+
+def doubles(values: list[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@given(batches, bounds, anything, st.integers(0, 10**6))
+def test_replacing_one_record(batch: list[float], C: float, other: float, where: int) -> None:
+    i = where % len(batch)
+    neighbour = [*batch[:i], other, *batch[i + 1 :]]
+    clip = Clip(C)
+    a, b = clip(doubles(batch)), clip(doubles(neighbour))
+    assert all(torch.equal(a[k], b[k]) for k in range(len(batch)) if k != i)
+    first, second = clipped_sum(doubles(batch), C), clipped_sum(doubles(neighbour), C)
+    # exact: no rounding error may add to the sensitivity
+    moved = abs(first.total - second.total) * Fraction(first.grid)
+    assert moved <= Fraction(clip.sensitivity("replace-one"))
+
+
+@given(batches, bounds, st.integers(0, 10**6))
+def test_zeroing_one_record(batch: list[float], C: float, where: int) -> None:
+    present = torch.ones(len(batch), dtype=torch.bool)
+    present[where % len(batch)] = False
+    first, second = clipped_sum(doubles(batch), C), clipped_sum(doubles(batch), C, present)
+    moved = abs(first.total - second.total) * Fraction(first.grid)
+    assert moved <= Fraction(Clip(C).sensitivity("zero-out"))
+
+
+@given(bounds)
+def test_the_sensitivity_is_reached(C: float) -> None:
+    low, high = clipped_sum(doubles([-math.nextafter(math.inf, 0)]), C), clipped_sum(doubles([2 * C]), C)
+    assert (high.total - low.total) * Fraction(low.grid) == Fraction(Clip(C).sensitivity("replace-one"))
+
+
+@given(batches, bounds)
+def test_the_sum_is_that_of_the_clipped_values(batch: list[float], C: float) -> None:
+    expected = sum(Fraction(max(-C, min(C, value))) if math.isfinite(value) else Fraction(0) for value in batch)
+    made = clipped_sum(doubles(batch), C)
+    assert isinstance(made.total, int)
+    assert abs(made.total * Fraction(made.grid) - expected) <= len(batch) * Fraction(made.grid) / 2
+
+
+@given(st.permutations(list(range(12))))
+def test_the_order_of_records_does_not_matter(order: list[int]) -> None:
+    values = torch.randn(12, generator=torch.Generator().manual_seed(0))
+    assert clipped_sum(values[order], 0.7) == clipped_sum(values, 0.7)
+
+
+def test_the_largest_batch_is_exact_and_a_larger_one_refused() -> None:
+    assert clipped_sum(torch.full((1 << 20,), 9.0), 1.0) == ClippedSum(1 << 60, 2.0**-40)
+    with pytest.raises(ConfigError, match=r"at most 1048576 records, got 1048577"):
+        clipped_sum(torch.zeros((1 << 20) + 1), 1.0)
+
+
+def test_non_finite_values_count_as_zero() -> None:
+    values = doubles([math.nan, math.inf, -math.inf, 0.5])
+    assert Clip(1.0)(values).tolist() == [0, 0, 0, 0.5]
+    assert clipped_sum(values, 1.0).total == 1 << 39
+    assert clipped_sum(values, math.inf) == ClippedSum(0.5, 1.0)
+
+
+def test_without_a_clip_it_is_the_plain_sum() -> None:
+    values = doubles([1e9, -3.0, 0.25])
+    assert clipped_sum(values, math.inf) == ClippedSum(1e9 - 2.75, 1.0)
+    assert clipped_sum(values, math.inf, torch.tensor([False, True, True])) == ClippedSum(-2.75, 1.0)
+
+
+def test_the_bound_is_two_sided() -> None:
+    assert Clip(2.0)(doubles([-100.0, 100.0, 1.5])).tolist() == [-2.0, 2.0, 1.5]
+
+
+@pytest.mark.parametrize("C", [0.0, -1.0, math.nan])
+def test_bad_clips_are_refused(C: float) -> None:
+    with pytest.raises(ConfigError, match="C must be above 0"):
+        Clip(C)
