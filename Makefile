@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 .PHONY: demo test bench soak clean
 
 demo: $(STAMP)
-	@$(BIN)/dpzv train flights --max-seconds 180
+	@$(BIN)/dpzv train flights --beside-frozen --max-seconds 120
 
 test: $(STAMP)
 	@$(BIN)/ruff check .

@@ -63,7 +63,7 @@ def _floor(parts: Parts, ids: torch.Tensor, m: int) -> None:
 def rows() -> list[Row]:
     """One row: an mnist round at B = 512, frozen head, seeded noise, over its floor."""
     tree = recipes.tree("mnist")
-    for assignment in ("head.rule=frozen", "train.B=512", "train.rounds=100000", "privacy.accounting=exact"):
+    for assignment in ("head.rule=frozen", "train.B=512", "train.rounds=100000", "noise.source=seeded"):
         tree = configuration.merge(tree, configuration.set_key(assignment))
     config, data = configuration.parse(tree), _strips(60_000)
     plan, noise = plan_of(config, 60_000, 7), make_noise(config)
@@ -72,8 +72,8 @@ def rows() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder_name:
         folder = RunFolder.create(Path(folder_name) / "run", configuration.render(config))
         with make_ledger(config, data, plan, folder) as ledger, folder:
-            parts = assemble(config, data, make_networks(config, data, plan, noise))
-            simulation = Simulation(config, data, parts, Gate(plan, ledger, noise), folder, plan.T)
+            parts = assemble(config, data, make_networks(config, data, plan, noise), plan, noise)
+            simulation = Simulation(config, data, parts, Gate(ledger, noise), folder, plan.T)
             ids = torch.randperm(60_000, generator=torch.Generator().manual_seed(0))[:512]
             for i in range(ROUNDS + 20):
                 start = time.perf_counter()

@@ -22,7 +22,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of all sections: frozen, strict about types, no unknown keys."""
 
 
-class Data(Section):
+class Data(Section, frozen=True):
     """Which records are trained on."""
 
     name: str = "flights"  # see `dpzv data list`
@@ -30,7 +30,7 @@ class Data(Section):
     columns: tuple[Column, ...] = ()  # public ranges and categories of tabular features, with their source
 
 
-class Devices(Section):
+class Devices(Section, frozen=True):
     """The parties that hold features. Each value is one for all devices, or a list with one per device."""
 
     model: str | tuple[str, ...] = "linear"  # linear | mlp | cnn
@@ -44,7 +44,7 @@ class Devices(Section):
     latency: float | tuple[float, ...] = 0.0  # virtual s each way
 
 
-class Train(Section):
+class Train(Section, frozen=True):
     """The rounds of Algorithm 1."""
 
     method: Literal["dpzv"] = "dpzv"
@@ -60,7 +60,7 @@ class Train(Section):
     target: tuple[float, ...] = ()  # test metrics whose first passing is recorded (round, bytes, seconds)
 
 
-class Head(Section):
+class Head(Section, frozen=True):
     """The server's own model w_0: two linear layers with ReLU."""
 
     rule: HeadRuleName = "joint-zo"
@@ -68,12 +68,15 @@ class Head(Section):
     hidden: int = 64  # width of its hidden layer
     eta_0: float = 1e-3  # step of w_0
     momentum: float = 0.0  # of w_0's steps
+    C_0: float = 0.1  # dp-sgd: clip of one record's gradient in w_0, all tensors together
+    batch: int = 8192  # dp-sgd: expected records a step, out of all D; noise falls as 1/batch
+    steps: int = 400  # dp-sgd: steps over the whole run, spread over the rounds
     refit_epochs: int = 10  # passes of the final refit over the table
     refit_batch: int = 512  # records a step of the refit
     refit_eta: float = 1e-3  # Adam's step, falling to 0 along a cosine
 
 
-class Privacy(Section):
+class Privacy(Section, frozen=True):
     """What is promised, and against whom (docs/fidelity.md says how this differs from the paper)."""
 
     epsilon: float = 1.0  # inf: no privacy
@@ -83,29 +86,30 @@ class Privacy(Section):
     protects: Protects = "records"
     C: float = 1.0  # clip of one record's delta_zo, in loss per unit of w; inf only without privacy
     min_batch: int = 64  # a smaller batch would turn Delta into a reading of few records
+    head_share: float = 0.5  # share of mu^2 for a dp-sgd head; the releases get the rest
     start_share: float = 0.05  # share of mu^2 for dp-pca starts; 0.05 costs the releases 2.5 % of their mu
 
 
-class Noise(Section):
+class Noise(Section, frozen=True):
     """Where the noise comes from."""
 
-    source: NoiseSourceName = "seeded"
+    source: NoiseSourceName = "exact"  # seeded: reproducible, for simulation; then nothing is guaranteed
 
 
-class Codec(Section):
+class Codec(Section, frozen=True):
     """How embeddings become bytes."""
 
     name: Literal["float32", "float16"] = "float32"
 
 
-class Table(Section):
+class Table(Section, frozen=True):
     """The server's table of the latest embeddings."""
 
     start: Literal["fill", "zeros"] = "fill"  # fill: every device uploads all its records once
     path: str = ""  # a file to map the table into, for tables larger than memory
 
 
-class Runtime(Section):
+class Runtime(Section, frozen=True):
     """Where the run happens."""
 
     kind: Literal["simulate"] = "simulate"
@@ -114,7 +118,7 @@ class Runtime(Section):
     checkpoint_seconds: float = 30.0  # between two checkpoints; what a crash may cost
 
 
-class Config(Section):
+class Config(Section, frozen=True):
     """The whole tree. `recipe` is the name the run started from."""
 
     recipe: str = ""
@@ -211,6 +215,8 @@ def check(config: Config) -> None:
         ("train.eval_every", train.eval_every, 1),
         ("head.hidden", head.hidden, 1),
         ("head.refit_epochs", head.refit_epochs, 1),
+        ("head.batch", head.batch, 1),
+        ("head.steps", head.steps, 0),
         ("head.refit_batch", head.refit_batch, 1),
         ("privacy.min_batch", privacy.min_batch, 1),
         ("runtime.threads", config.runtime.threads, 0),
@@ -220,10 +226,11 @@ def check(config: Config) -> None:
     for name, values in (
         ("privacy.epsilon", privacy.epsilon),
         ("privacy.C", privacy.C),
-        ("train.passes", train.passes if train.passes is not None else 1.0),
+        ("train.passes", 1.0 if train.passes is None else train.passes),
         ("train.lam", train.lam),
         ("train.eta_m", train.eta_m),
         ("head.eta_0", head.eta_0),
+        ("head.C_0", head.C_0),
         ("head.refit_eta", head.refit_eta),
         ("devices.bandwidth", config.devices.bandwidth),
         ("devices.embedding", config.devices.embedding),
@@ -231,13 +238,13 @@ def check(config: Config) -> None:
         ("devices.R", config.devices.R),
         ("runtime.checkpoint_seconds", config.runtime.checkpoint_seconds),
     ):
-        for value in values if isinstance(values, tuple) else (values,):
-            positive(name, value)
-    for name, value in (("train.lam", train.lam), ("train.eta_m", train.eta_m), ("head.eta_0", head.eta_0)):
-        if any(math.isinf(v) for v in (value if isinstance(value, tuple) else (value,))):
-            raise ConfigError(f"{name} must be finite, got inf; 1e-3 is a usual start.")
+        for number in values if isinstance(values, tuple) else (values,):
+            positive(name, number)
+            if math.isinf(number) and name not in ("privacy.epsilon", "privacy.C", "devices.bandwidth"):
+                raise ConfigError(f"{name} must be finite, got inf; change {name}.")
     probability("privacy.delta_dp", privacy.delta_dp)
     fraction("privacy.start_share", privacy.start_share)
+    fraction("privacy.head_share", privacy.head_share)
     fraction("train.momentum", train.momentum)
     fraction("head.momentum", head.momentum)
 

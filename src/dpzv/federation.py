@@ -18,16 +18,26 @@ from dpzv.errors import ConfigError
 from dpzv.models.losses import predictions
 from dpzv.runtime.networks import load_head
 from dpzv.runtime.run import run
+from dpzv.runtime.simulate import Snapshot
 from dpzv.terms import Task
 
 __all__ = ["Federation"]
+
+HELD_OUT = 10
+"""One record in this many is held out for evaluation."""
+
+SPEEDS = ("devices.bandwidth", "devices.compute", "devices.latency")
+"""What `fit` takes of the section `devices`; the rest is about networks, and they are given."""
 
 
 class Federation:
     """Devices with their networks and features, a server with the labels.
 
-    `networks[m]` maps features [n, d_m] to embeddings [n, k_m] and must treat every record by itself;
-    `features[m]` is [D, d_m]; `labels` is [D]. A public tenth of the records is held out for evaluation.
+    `networks[m]` maps features [n, d_m] to embeddings [n, k_m], treats every record by itself, and starts at
+    weights that say nothing about these records. `features[m]` is [D, d_m]: bytes stay bytes, all other
+    numbers become float32. `labels` is [D]: 0 and 1 for `binary`, 0 .. n_classes-1 for `classes` (`n_classes`
+    is public, so it is never counted from the labels), any number for `regression`. A public tenth of the
+    records is held out for evaluation.
     """
 
     def __init__(
@@ -44,56 +54,122 @@ class Federation:
                 f"every device needs a network and features, got {len(networks)} networks and "
                 f"{len(features)} feature arrays; give as many of each."
             )
-        xs, y = [np.asarray(x) for x in features], np.asarray(labels)
-        lengths = {len(x) for x in xs} | {len(y)}
-        if len(lengths) != 1:
-            raise ConfigError(
-                f"all devices and the labels need the same records, got lengths "
-                f"{[len(x) for x in xs]} and {len(y)} labels; align them by record id."
-            )
-        order = public_order(len(y), "holdout")
-        test, train = order[: len(y) // 10], order[len(y) // 10 :]
+        _refuse_shared(networks)
+        # all records are checked before they are split, so that messages count them as the caller does
+        data = from_arrays(features, labels, features, labels, task=task, n_classes=n_classes, fingerprint="all")
+        D = len(data.y_train)
+        if D < HELD_OUT:
+            raise ConfigError(f"expected at least {HELD_OUT} records, since a tenth is held out, got {D}; give more.")
+        order = public_order(D, "holdout")
+        test, train = order[: D // HELD_OUT], order[D // HELD_OUT :]
         self._networks = list(networks)
         self._data: Dataset = from_arrays(
-            [x[train] for x in xs], y[train], [x[test] for x in xs], y[test], task=task, n_classes=n_classes
+            [x[train] for x in data.x_train],
+            data.y_train[train],
+            [x[test] for x in data.x_train],
+            data.y_train[test],
+            task=task,
+            n_classes=n_classes,
         )
+        self._begun = False
         self._summary: dict[str, Any] | None = None
         self._head: torch.nn.Module | None = None
+        self._accelerator = "cpu"
 
     def fit(self, settings: Mapping[str, Any], out: str | Path | None = None) -> Federation:
         """Train under `settings`, keyed as on the command line (``{"train.rounds": 400}``).
 
-        Each device's start is its network as given. The run folder is kept if `out` names one.
+        The given networks are trained in place and left in evaluation mode. Batch normalisation works by the
+        running statistics it comes with, which are never updated. The run folder is kept if `out` names one.
+        A federation is fitted once: a second run would start from weights that have used up a budget already.
         """
-        tree: dict[str, Any] = {
-            "recipe": "python",
-            "data": {"name": "arrays"},
-            "devices": {"start": "weights"},
-        }
-        for key, value in settings.items():
-            section, _, field = key.partition(".")
-            tree = configuration.merge(tree, {section: {field: value}})
-        config = configuration.parse(tree)
+        if self._begun:
+            raise ConfigError(
+                "a federation is fitted once, since the budgets of two runs over the same records add up, got a "
+                "second fit; make a new one with untrained networks."
+            )
+        config = configuration.parse(_tree(settings))
+
+        def observe(snapshot: Snapshot) -> bool:
+            self._begun = True
+            return True
+
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(out) if out is not None else Path(scratch) / "run"
-            self._summary = run(config, self._data, lambda *_: self._networks, path, lambda snapshot: True)
-            self._head = load_head(path / "weights" / "server.safetensors")
+            self._summary = run(config, self._data, lambda *_: self._networks, path, observe)
+            self._accelerator = config.runtime.accelerator
+            self._head = load_head(path / "weights" / "server.safetensors").to(self._accelerator)
         return self
 
     def predict(self, features: Sequence[ArrayLike]) -> NDArray[Any]:
         """Predictions for new records [n]: probabilities, classes or numbers. They stay with the server."""
         if self._head is None:
             raise ConfigError("predict needs a trained federation, got one that was not fitted; call fit first.")
+        xs = self._columns(features)
         with torch.no_grad():
-            embeddings = [
-                network(torch.as_tensor(np.asarray(x))) for network, x in zip(self._networks, features, strict=True)
-            ]
+            embeddings = [network(x) for network, x in zip(self._networks, xs, strict=True)]
             output = self._head(torch.cat(embeddings, dim=1))
-        result: NDArray[Any] = predictions(self._data.task, output).numpy()
+        result: NDArray[Any] = predictions(self._data.task, output).cpu().numpy()
         return result
 
     def summary(self) -> dict[str, Any]:
-        """The run's `summary.json`."""
+        """The figures of the run's `summary.json`."""
         if self._summary is None:
             raise ConfigError("summary needs a trained federation, got one that was not fitted; call fit first.")
         return self._summary
+
+    def _columns(self, features: Sequence[ArrayLike]) -> list[torch.Tensor]:
+        """Features of new records in the types and widths of those trained on, on the accelerator."""
+        M = len(self._networks)
+        if len(features) != M:
+            raise ConfigError(f"expected features for each of the {M} devices, got {len(features)}; give all of them.")
+        xs = [_like(x, self._data.x_train[i], m=i + 1) for i, x in enumerate(features)]
+        lengths = [len(x) for x in xs]
+        if len(set(lengths)) > 1:
+            raise ConfigError(f"expected the same records at every device, got {lengths} rows; align them by record.")
+        return [torch.from_numpy(x).to(self._accelerator) for x in xs]
+
+
+def _like(x: ArrayLike, trained: NDArray[Any], *, m: int) -> NDArray[Any]:
+    """`x` in the type and width of the array that device m was trained on."""
+    try:
+        with np.errstate(over="ignore"):  # too large for float32 is infinite, which is refused below
+            array = np.asarray(x).astype(trained.dtype, order="C", casting="same_kind")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"features of device {m} must be numbers that fit {trained.dtype} as in training, got what numpy refuses "
+            f"({error}); convert them."
+        ) from error
+    if array.ndim != 2 or array.shape[1] != trained.shape[1]:
+        raise ConfigError(
+            f"features of device {m} must have shape [records, {trained.shape[1]}], got {list(array.shape)}; give the "
+            "columns of the training records."
+        )
+    if not np.isfinite(array).all():
+        raise ConfigError(f"features of device {m} must be finite, got NaN or infinite values; fill or drop them.")
+    return array
+
+
+def _refuse_shared(networks: Sequence[torch.nn.Module]) -> None:
+    """Two devices hold nothing in common; a shared tensor would move by the releases of both."""
+    owner: dict[torch.nn.Parameter, int] = {}
+    for m, network in enumerate(networks, 1):
+        for parameter in network.parameters():
+            if owner.setdefault(parameter, m) != m:
+                raise ConfigError(
+                    f"every device needs weights of its own, got a tensor that devices {owner[parameter]} and {m} "
+                    "share; give each its own copy."
+                )
+
+
+def _tree(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration tree of a run over given networks and arrays."""
+    tree: dict[str, Any] = {"recipe": "python", "data": {"name": "arrays"}, "devices": {"start": "weights"}}
+    refused = set(configuration.keys()) - set(SPEEDS)
+    for key, value in settings.items():
+        section, _, field = key.partition(".")
+        if section in ("data", "devices") and key in refused:
+            raise ConfigError(f"fit uses the networks and arrays as given, got the key '{key}'; leave it out.")
+        plain = value.item() if isinstance(value, np.generic) else value
+        tree = configuration.merge(tree, {section: {field: plain}})
+    return tree

@@ -19,6 +19,7 @@ import pytest
 from tests.cli.conftest import Cli
 
 SETTINGS = [
+    "noise.source=seeded",
     "train.rounds=400",
     "train.B=128",
     "train.eval_every=50",

@@ -24,7 +24,7 @@ FILES = ["config.toml", "ledger.sqlite", "metrics.jsonl", "summary.json", "trans
 def test_a_run_leaves_what_the_contract_says(cli: Cli, tmp_path: Path) -> None:
     done = cli("train", "breast-cancer", "--set", "train.rounds=60", "--out", "run", "--beside-frozen")
     assert done.returncode == 0, done.stderr
-    for words in ("AUC", "MB", "seconds", "frozen devices", "Privacy statement", "simulated noise", "Run folder: run"):
+    for words in ("AUC", "MB", "seconds", "frozen devices", "Privacy statement", "Guarantee:   yes", "Run folder: run"):
         assert words in done.stdout
     for folder in (tmp_path / "run", tmp_path / "run" / "frozen"):
         assert [f for f in FILES if not (folder / f).is_file()] == []
@@ -32,8 +32,8 @@ def test_a_run_leaves_what_the_contract_says(cli: Cli, tmp_path: Path) -> None:
         assert weights == ["device-1.safetensors", "device-2.safetensors", "device-3.safetensors", "server.safetensors"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [key for key in SUMMARY_KEYS if key not in summary] == []
-    assert summary["guarantee"] is False
-    assert "simulated noise" in summary["guarantee_why"]
+    assert summary["guarantee"] is True
+    assert "secret noise" in summary["guarantee_why"]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [0, 50, 60]
     assert sorted(lines[0]) == sorted(METRIC_KEYS)
@@ -67,7 +67,7 @@ def test_bytes_add_up_to_the_frames(cli: Cli) -> None:
     assert summary["bytes_eval"] > 0
 
 
-@pytest.mark.parametrize("rule", ["frozen", "joint-zo", "sgd", "zo"])
+@pytest.mark.parametrize("rule", ["frozen", "joint-zo", "dp-sgd", "sgd", "zo"])
 def test_every_head_rule_runs(cli: Cli, rule: str) -> None:
     arguments = ["--set", f"head.rule={rule}", "--set", "privacy.accounting=paper", "--set", "train.rounds=9"]
     done = cli("train", "breast-cancer", *arguments, "--out", "run", "--json")
@@ -82,6 +82,13 @@ def test_starts_from_features_run_where_they_are_allowed(cli: Cli, start: str) -
     arguments = ["--set", f"devices.start={start}", "--set", "train.rounds=6", "--set", "train.passes=1"]
     done = cli("train", "breast-cancer", *arguments, "--set", "privacy.protects=labels", "--out", "run", "--json")
     assert done.returncode == 0, done.stderr
+
+
+def test_seeded_noise_is_no_guarantee(cli: Cli) -> None:
+    arguments = ["--set", "noise.source=seeded", "--set", "train.rounds=3", "--json", "--out", "run"]
+    summary = json.loads(cli("train", "breast-cancer", *arguments).stdout)
+    assert summary["guarantee"] is False
+    assert "simulated noise" in summary["guarantee_why"]
 
 
 def test_no_privacy_is_said_plainly(cli: Cli) -> None:

@@ -48,9 +48,7 @@ def frame(t: int) -> bytes:
 
 
 def create(path: Path, *, durable: bool) -> Ledger:
-    return Ledger.create(
-        path, plan=PLAN, data_fingerprint="d", noise_source="seeded", ids_of=ids_of, durable=durable
-    )
+    return Ledger.create(path, plan=PLAN, data_fingerprint="d", noise_source="seeded", ids_of=ids_of, durable=durable)
 
 
 def reopen(path: Path, *, durable: bool, at_least: int = 0) -> Ledger:

@@ -69,9 +69,7 @@ def test_epsilon_of_reference(mu: float, epsilon: float) -> None:
 @pytest.mark.parametrize("published", TRUE_EPSILON)
 def test_what_the_published_epsilon_is_in_truth(published: float) -> None:
     mu = gdp.mu_of(published, 1e-3)
-    found = {
-        B: f"{gdp.epsilon_of(gdp.true_mu_of_paper(mu, B, 60_000), 1e-3):.6g}" for B in TRUE_EPSILON[published]
-    }
+    found = {B: f"{gdp.epsilon_of(gdp.true_mu_of_paper(mu, B, 60_000), 1e-3):.6g}" for B in TRUE_EPSILON[published]}
     assert found == TRUE_EPSILON[published]
 
 

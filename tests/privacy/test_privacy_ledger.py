@@ -120,9 +120,7 @@ def test_without_caps_nobody_is_past(tmp_path: Path, changes: dict[str, Any]) ->
         ({"t": 1}, "once"),
     ],
 )
-def test_what_was_not_planned_is_refused_and_not_counted(
-    tmp_path: Path, changes: dict[str, Any], word: str
-) -> None:
+def test_what_was_not_planned_is_refused_and_not_counted(tmp_path: Path, changes: dict[str, Any], word: str) -> None:
     plan = plan_of()
     with create(tmp_path / "ledger.sqlite", plan) as ledger:
         write(ledger, range(3))

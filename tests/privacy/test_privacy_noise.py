@@ -17,10 +17,7 @@ ALPHA = 1e-6
 def releases(*, seed: int, sigma_dp: float, n: int = DRAWS) -> np.ndarray:
     source: NoiseSource = SeededNoise(seed)
     return np.array(
-        [
-            source.release(total=3 << 30, grid=2.0**-32, B=3, sigma_dp=sigma_dp, t=t, m=t % 7) - 0.25
-            for t in range(n)
-        ]
+        [source.release(total=3 << 30, grid=2.0**-32, B=3, sigma_dp=sigma_dp, t=t, m=t % 7) - 0.25 for t in range(n)]
     )
 
 
@@ -64,9 +61,7 @@ def test_same_name_same_noise() -> None:
     assert SeededNoise(4).name == "seeded"
 
 
-@pytest.mark.parametrize(
-    ("total", "grid", "B"), [(123_456_789, 0.3 / 2**40, 7), (0.1 + 0.2, 1.0, 3), (-5, 1.0, 6)]
-)
+@pytest.mark.parametrize(("total", "grid", "B"), [(123_456_789, 0.3 / 2**40, 7), (0.1 + 0.2, 1.0, 3), (-5, 1.0, 6)])
 def test_without_sigma_the_mean_is_bit_exact(total: float, grid: float, B: int) -> None:
     Delta = SeededNoise(0).release(total=total, grid=grid, B=B, sigma_dp=0.0, t=0, m=0)
     assert Delta.hex() == (total * grid / B).hex()

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpzv.errors import ConfigError, PrivacyRefused
+from dpzv.privacy.claims import verdict
 from dpzv.privacy.events import ReleaseEvent, StartEvent, neighbour_factor, unit_mu
 from dpzv.privacy.gdp import delta_of, epsilon_of, mu_of
 from dpzv.privacy.plan import (
@@ -26,7 +27,6 @@ from dpzv.privacy.plan import (
     plan_to_json,
     request_of,
     start_event,
-    verdict,
 )
 from dpzv.rng import numpy_generator
 

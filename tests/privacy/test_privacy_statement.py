@@ -72,9 +72,7 @@ def test_risk_comes_from_the_replace_one_curve() -> None:
     """Also when the plan counts zero-out, whose own curve would look half as bad."""
     found = told("exact", neighbours="zero-out", starts=("random", "random"))
     mu = 2 * mu_of(1.0, 1e-6)
-    assert found.tpr_at_fpr == pytest.approx(
-        {"0.01": tpr_at_fpr(mu, 0.01), "0.001": tpr_at_fpr(mu, 0.001)}, rel=1e-9
-    )
+    assert found.tpr_at_fpr == pytest.approx({"0.01": tpr_at_fpr(mu, 0.01), "0.001": tpr_at_fpr(mu, 0.001)}, rel=1e-9)
     assert found.advantage == pytest.approx(advantage(mu), rel=1e-9)
     assert found.epsilon == found.epsilon_zero_out == 1.0
     assert found.epsilon_replace_one == pytest.approx(epsilon_of(mu, 1e-6), rel=1e-9)

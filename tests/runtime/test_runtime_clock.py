@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from dpzv.errors import ConfigError
@@ -46,7 +48,7 @@ def test_exponential_participation_is_independent_with_q_m_in_proportion_to_spee
     q = order.count(1) / len(order)
     bound = 4 * (0.75 * 0.25 / 20_000) ** 0.5  # four standard errors: fails once in 16,000 seeds
     assert abs(q - 0.75) < bound
-    after_one = [b for a, b in zip(order, order[1:], strict=False) if a == 1]
+    after_one = [b for a, b in pairwise(order) if a == 1]
     assert abs(after_one.count(1) / len(after_one) - 0.75) < bound * (4 / 3) ** 0.5
 
 

@@ -130,6 +130,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "large linear in blocks": (lambda: nn.Linear(1100, 1000), floats(5, 2, 1100)),
     "large linear, no bias": (lambda: nn.Linear(1100, 1000, bias=False), floats(5, 1100)),
     "large bfloat16": (lambda: nn.Linear(1100, 1000).bfloat16(), lambda: floats(5, 1100)().bfloat16()),
+    "large double": (lambda: nn.Linear(1100, 1000).double(), lambda: floats(5, 1100)().double()),
     "large embedding in blocks": (lambda: nn.Embedding(20_000, 64), ids(20_000, 50, 4)),
     "large embedding, bounded rows": (lambda: nn.Embedding(20_000, 64, max_norm=0.5), ids(20_000, 50, 4)),
     "large and tied": (lambda: Tied(20_000, 64), ids(20_000, 5, 4)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def result(summaries: list[dict[str, Any]], folder: Path) -> None:
             str(summary["rounds"]),
             f"{(summary['bytes_up'] + summary['bytes_down']) / 1e6:.1f}",
             f"{summary['seconds']:.1f}",
-            "none" if epsilon is None else f"{epsilon:g}",
+            "none" if epsilon is None or math.isinf(epsilon) else f"{epsilon:g}",
             f"{summary['delta_dp']:g}",
         )
     console = Console()

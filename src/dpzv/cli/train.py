@@ -55,7 +55,7 @@ def train(
     folder = out or Path("runs") / f"{Path(recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     summaries = []
     if beside_frozen:
-        frozen = configuration.parse(configuration.merge(tree, {"train": {"rounds": 0}}))
+        frozen = configuration.parse(configuration.merge(tree, {"train": {"rounds": 0}, "head": {"rule": "frozen"}}))
         summaries.append(_run(frozen, folder / "frozen", max_seconds, quiet=quiet or json))
     summaries.append(_run(config, folder, max_seconds, quiet=quiet or json))
     _show(summaries, folder, quiet=quiet, json=json)
@@ -78,8 +78,7 @@ def resume(
 
     with _watching(quiet or json) as observe:
         summary = resume_run(folder, observe, max_seconds)
-    _require(summary, folder)
-    _show([summary], folder, quiet=quiet, json=json)
+    _show([_require(summary, folder)], folder, quiet=quiet, json=json)
 
 
 def _run(config: Config, folder: Path, max_seconds: float, *, quiet: bool) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from dpzv.models.losses import Loss
 from dpzv.rng import seed_of
 from dpzv.terms import Schedule
 from dpzv.zo.clipping import ClippedSum, clipped_sum
-from dpzv.zo.estimator import delta_zo
 from dpzv.zo.directions import layout
+from dpzv.zo.estimator import delta_zo
 from dpzv.zo.perturb import momentum_step, step, two_point
 
 __all__ = ["DeviceRule", "ServerRule"]
@@ -109,6 +109,6 @@ class ServerRule:
         rows[:, columns] = (h_plus + h_minus) / 2
         return clipped_sum(delta_zo(f_plus, f_minus, lam), self.C, contributes)
 
-    def update(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor) -> None:
+    def update(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """Move w_0 after the release of round t; `rows` are those of the batch, with m's midpoint."""
-        self.rule.move(t, Delta, rows, y)
+        self.rule.move(t, Delta, rows, y, steps)

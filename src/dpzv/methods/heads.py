@@ -14,8 +14,8 @@ from dpzv.methods.steps import step_factor
 from dpzv.models.losses import Loss
 from dpzv.rng import seed_of
 from dpzv.terms import HeadRuleName, Schedule
-from dpzv.zo.estimator import delta_zo
 from dpzv.zo.directions import layout
+from dpzv.zo.estimator import delta_zo
 from dpzv.zo.perturb import momentum_step, perturbed, step, two_point
 
 __all__ = ["Frozen", "HeadRule", "JointZO", "OwnSGD", "OwnZO", "make_head_rule"]
@@ -32,8 +32,11 @@ class HeadRule(ABC):
         """The head's output [B, n] for `rows` as round t evaluates it; `offset` is +lam or -lam."""
 
     @abstractmethod
-    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor) -> None:
-        """Move w_0 after round t released `Delta` for the batch `rows`, `y`."""
+    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
+        """Move w_0 after round t released `Delta` for the batch `rows`, `y`.
+
+        `steps` is how many private steps of its own the gate admitted; only `dp-sgd` has any.
+        """
 
 
 class Frozen(HeadRule):
@@ -48,7 +51,7 @@ class Frozen(HeadRule):
         output: torch.Tensor = self.head(rows)
         return output
 
-    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor) -> None:
+    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """Do nothing."""
 
 
@@ -92,7 +95,7 @@ class JointZO(_Moving):
         with perturbed(self.head, self._direction(t), offset):
             return super().output(t, rows, offset)
 
-    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor) -> None:
+    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """w_0 <- w_0 - eta_0 * Delta * u_0: uses nothing but the released value."""
         self._zo_step(t, Delta)
 
@@ -116,7 +119,7 @@ class OwnZO(_Moving):
         self._loss, self._lam = loss, lam
 
     @torch.no_grad()
-    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor) -> None:
+    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """w_0 <- w_0 - eta_0 * mean(delta_zo of w_0) * u_0."""
         plus, minus = two_point(self.head, rows, self._direction(t), self._lam)
         f_plus, f_minus = self._loss(plus, y), self._loss(minus, y)
@@ -140,9 +143,9 @@ class OwnSGD(_Moving):
         super().__init__(head, eta_0=eta_0, momentum=momentum, schedule=schedule, T=T, seed=seed)
         self._loss = loss
 
-    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor) -> None:
+    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """w_0 <- w_0 - eta_0 * gradient of the batch's mean loss."""
-        parameters = list(self.head.parameters())
+        parameters: list[torch.Tensor] = list(self.head.parameters())
         with torch.enable_grad():
             gradients = torch.autograd.grad(self._loss(self.head(rows), y).mean(), parameters)
         if self._momentum:

@@ -34,7 +34,8 @@ def refit(
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
     for epoch in range(epochs):
         order = torch.randperm(D, generator=torch_generator(seed, "refit", epoch)).to(rows.device)
-        for ids in order.split(batch):
+        for start in range(0, D, batch):
+            ids = order[start : start + batch]
             adam.zero_grad()
             with torch.enable_grad():
                 loss(head(rows[ids]), y[ids]).mean().backward()  # type: ignore[no-untyped-call]

@@ -4,8 +4,8 @@ A `Composition` holds costs in units of zero-out. Without a sampled head the joi
 Gaussian parts become a single Gaussian and the head's steps are composed with it as privacy loss distributions
 (dp-accounting), discretised so that every figure is at or above the truth.
 
-Stated tolerance with a sampled head: at most 0.1 % above the truth where `delta_dp` is well above the rounding of
-the transforms, which is allowed for (`_rounding`); never below it.
+Stated tolerance with a sampled head: never below the truth, and at most half a percent above it where `delta_dp` is
+well above the rounding of the transforms, which is allowed for (`_rounding`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ LATTICE_SHARES = (1e-10, 1e-4, 0.5)
 # The discretisation interval is this share of the standard deviation of one step's privacy loss; the error of epsilon
 # falls with its square and is about 2e-6 here.
 _FINENESS = 0.006
-# More points than these, in one part and in all together, would make one figure slower than a second.
-_PART_POINTS, _MOST_POINTS = 80_000, 400_000
+# More points than these, in a head step, a Gaussian part and all together, would make one figure slower than a second.
+_STEP_POINTS, _GAUSSIAN_POINTS, _MOST_POINTS = 30_000, 100_000, 400_000
 # How many standard deviations of the privacy loss the distribution reaches on each side.
 _REACH = 11.0
 
@@ -219,14 +219,13 @@ def _interval(parts: Composition, neighbours: Neighbours) -> float:
     """The discretisation interval: fine against one head step, coarse enough to be quick."""
     s = neighbour_factor(ReleaseEvent, neighbours)
     mu = gaussian_mu(parts, neighbours)
-    finest, widest, variance = math.inf, 2 * _REACH * mu, mu**2
+    finest, coarsest, variance = math.inf, 2 * _REACH * mu / _GAUSSIAN_POINTS, mu**2
     for head in sampled(parts):
         exponent = min(1 / head.z**2, 700.0)
         one = s * min(head.q * math.sqrt(math.expm1(exponent)), 1 / head.z)
         tail = min(_REACH / head.z + exponent / 2, 700.0)
         finest = min(finest, one)
-        widest = max(widest, s * math.log1p(head.q * math.expm1(tail)))
+        coarsest = max(coarsest, s * math.log1p(head.q * math.expm1(tail)) / _STEP_POINTS)
         variance += head.steps * one**2
-    whole = 2 * _REACH * math.sqrt(variance) + variance
-    coarsest = max(widest / _PART_POINTS, whole / _MOST_POINTS)
+    coarsest = max(coarsest, (2 * _REACH * math.sqrt(variance) + variance) / _MOST_POINTS)
     return coarsest if math.isinf(finest) else max(_FINENESS * finest, coarsest)

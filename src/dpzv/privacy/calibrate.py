@@ -32,6 +32,8 @@ def mu_left(spent: Composition, epsilon: float, delta_dp: float, neighbours: Nei
     """
     whole = mu_of(epsilon, delta_dp) ** 2
     left = whole - gaussian_mu(spent, neighbours) ** 2
+    if sampled(spent):
+        left = min(left, whole - _mu_squared(spent, delta_dp, neighbours))
     if sampled(spent) and left > 0:
         s = neighbour_factor(ReleaseEvent, neighbours)
 
@@ -39,7 +41,10 @@ def mu_left(spent: Composition, epsilon: float, delta_dp: float, neighbours: Nei
             parts = compose(spent, Composition(releases=square / s**2))
             return _mu_squared(parts, delta_dp, neighbours) / whole
 
-        left = _settle(used, guess=lambda square, part: square + (1 - part) * whole, first=left, least=0.0)
+        def guess(square: float, part: float) -> float:
+            return square + (1 - part) * whole
+
+        left = _settle(used, guess=guess, first=left, least=0.0, most=left)
     if left <= 1e-6 * whole:
         raise PrivacyRefused(
             f"the earlier runs on these records leave nothing of epsilon={epsilon:g}; raise epsilon or stop here."
@@ -92,26 +97,26 @@ def _settle(
     guess: Callable[[float, float], float],
     first: float,
     least: float,
-    most: float = math.inf,
+    most: float,
 ) -> float:
     """The largest x in (least, most] where ``used(x)``, which grows, is at most 1, to `_TOLERANCE`; `least` if none.
 
-    Guesses first, then false position on the logarithm (with halved weights) between the two sides.
+    One guess, then secants on the logarithm; a secant that leaves the bracket becomes a bisection of it.
     """
-    low, high, at_low, at_high = least, most, math.nan, math.nan
-    x = first
-    for evaluation in range(_MOST_EVALUATIONS):
+    low, high, x = least, math.inf, first
+    found: list[tuple[float, float]] = []
+    for _ in range(_MOST_EVALUATIONS):
         part = used(x)
         if part <= 1 and (part >= 1 - _TOLERANCE or x >= most):
             return x
-        value = math.log(part) + 0.5 * _TOLERANCE
-        if part <= 1:
-            low, at_low, at_high = x, value, at_high / 2
+        found.append((x, math.log(part) + 0.5 * _TOLERANCE))
+        low, high = (x, high) if part <= 1 else (low, x)
+        if len(found) == 1:
+            x = guess(x, part * (1 + 0.5 * _TOLERANCE))
         else:
-            high, at_high, at_low = x, value, at_low / 2
-        x = min(guess(x, part * (1 + 0.5 * _TOLERANCE)), most) if evaluation < 3 else math.nan
-        if not low < x < high or math.isnan(x):
-            x = (low * at_high - high * at_low) / (at_high - at_low)
-        if not low < x < high or math.isnan(x):
-            x = (low + high) / 2 if math.isfinite(high) else 2 * low
+            (before, at_before), (last, at_last) = found[-2:]
+            x = last - at_last * (last - before) / (at_last - at_before) if at_last != at_before else math.inf
+        if not low < x < high:
+            x = (low + high) / 2
+        x = min(x, most)
     return low

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,3 +62,13 @@ class CapCounters:
         if charge:
             used = self._used[ids]
             self._used[ids] = np.where(used > _FULL - charge, used, used + charge)
+
+    def add_many(self, batches: Sequence[NDArray[np.int64]], charge: int) -> None:
+        """The same as `add` for each of `batches` in turn, at once.
+
+        All cost the same, so a record that could not pay once cannot pay later: it pays as often as it was drawn, or
+        as often as it can, in whatever order.
+        """
+        if charge and batches:
+            drawn = np.bincount(np.concatenate(batches), minlength=len(self._used))
+            self._used += np.minimum(drawn, (_FULL - self._used) // charge) * charge

@@ -6,12 +6,22 @@ import math
 from typing import get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dpzv.errors import ConfigError, PrivacyRefused
+from dpzv.privacy.accountant import Composition
 from dpzv.terms import Accounting, HeadRuleName, Neighbours, Protects, StartName
 from dpzv.validate import fraction, one_of, positive, probability, whole
 
-__all__ = ["PlanRequest", "check_request", "refuse_uncovered", "warnings_of"]
+__all__ = ["ParentRun", "PlanRequest", "check_request", "normalised", "refuse_uncovered", "warnings_of"]
+
+
+class ParentRun(Struct, frozen=True, kw_only=True):
+    """An earlier run on the same records, whose whole claim (`cost`) counts as spent."""
+
+    run_id: str
+    data_fingerprint: str
+    cost: Composition
 
 
 class PlanRequest(Struct, frozen=True, kw_only=True):
@@ -20,8 +30,12 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     `epsilon` may be infinite (no privacy: no noise, nothing refused for coverage) and only then may `C` be.
     `T` counts the rounds of all `M` devices together. `participations` is how often a record may be in a
     batch at full cost, summed over devices; a record drawn more often is past its cap and contributes 0, so
-    the claim does not depend on this number being a bound. `start_share` is the share of mu^2 that all dp-pca
-    starts together get; without such a start it is not looked at.
+    the claim does not depend on this number being a bound.
+
+    The budget that `parents` leave is a squared mu, split by shares: `start_share` for all dp-pca starts together,
+    `head_share` for a dp-sgd head, the rest for the releases; a share that nothing uses is not looked at. A dp-sgd
+    head makes `head_steps` steps over an expected `head_batch` of the `D` records; without rounds (``T = 0``) it gets
+    all that the starts leave, and with ``head_steps = 0`` as well nothing is spent.
     """
 
     epsilon: float
@@ -39,6 +53,19 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     head_rule: HeadRuleName
     starts: tuple[StartName, ...]
     start_share: float
+    head_batch: int = 0
+    head_steps: int = 0
+    head_share: float = 0.5
+    parents: tuple[ParentRun, ...] = ()
+
+
+def normalised(asked: PlanRequest) -> PlanRequest:
+    """`asked` with 0 for what its starts and its head rule do not look at."""
+    if "dp-pca" not in asked.starts:
+        asked = replace(asked, start_share=0.0)
+    if asked.head_rule != "dp-sgd":
+        asked = replace(asked, head_batch=0, head_steps=0, head_share=0.0)
+    return asked
 
 
 def check_request(asked: PlanRequest) -> None:
@@ -59,11 +86,30 @@ def check_request(asked: PlanRequest) -> None:
         raise ConfigError(f"a batch holds at most all D={asked.D} records, got B={asked.B}; lower B.")
     if len(asked.starts) != asked.M:
         raise ConfigError(
-            f"expected one start for each of the M={asked.M} devices, got {len(asked.starts)}; "
-            "give a start per device."
+            f"expected one start for each of the M={asked.M} devices, got {len(asked.starts)}; give a start per device."
         )
     if "dp-pca" in asked.starts and fraction("start_share", asked.start_share) == 0:
         raise ConfigError("a dp-pca start needs a share of the budget, got start_share=0; raise it above 0.")
+    if asked.head_rule == "dp-sgd":
+        _check_head(asked)
+
+
+def _check_head(asked: PlanRequest) -> None:
+    """Refuse a dp-sgd head without steps, batch or budget."""
+    if not whole("head_steps", asked.head_steps, 1 if asked.T else 0):
+        return
+    if whole("head_batch", asked.head_batch, 1) > asked.D:
+        raise ConfigError(
+            f"the head's expected batch holds at most all D={asked.D} records, got head_batch={asked.head_batch}; "
+            "lower head_batch."
+        )
+    if asked.T and fraction("head_share", asked.head_share) == 0:
+        raise ConfigError("a dp-sgd head needs a share of the budget, got head_share=0; raise it above 0.")
+    taken = asked.head_share + (asked.start_share if "dp-pca" in asked.starts else 0.0)
+    if asked.T and taken >= 1:
+        raise ConfigError(
+            f"head_share and start_share together must stay below 1, got {taken:g}; the releases need the rest."
+        )
 
 
 def refuse_uncovered(asked: PlanRequest) -> None:
@@ -75,7 +121,19 @@ def refuse_uncovered(asked: PlanRequest) -> None:
             "zero-out does not bound what is learnt about a label, got protects=labels with "
             "neighbours=zero-out; choose neighbours=replace-one or protects=records."
         )
-    if asked.T == 0:  # nothing is released: any start and any head are covered
+    if asked.parents and asked.accounting == "paper":
+        raise PrivacyRefused(
+            "the published rule knows no earlier runs, got parents with accounting=paper; choose accounting=exact."
+        )
+    if asked.accounting == "paper" and asked.head_rule == "dp-sgd":
+        raise PrivacyRefused(
+            "the published rule has no private head, got head rule dp-sgd with accounting=paper; choose head rule "
+            "sgd, zo, joint-zo or frozen, or accounting=exact."
+        )
+    if asked.T == 0:
+        # nothing is released: any start is covered, and any head that stays at the server; a dp-sgd head may leave
+        if asked.head_rule == "dp-sgd" and asked.head_steps:
+            _refuse_inexact(asked)
         return
     if math.isinf(asked.C):
         raise PrivacyRefused(
@@ -93,10 +151,10 @@ def refuse_uncovered(asked: PlanRequest) -> None:
 
 def _refuse_inexact(asked: PlanRequest) -> None:
     """Refuse a head rule or start that the exact account does not cover."""
-    if asked.head_rule not in ("joint-zo", "frozen"):
+    if asked.head_rule not in ("dp-sgd", "joint-zo", "frozen"):
         raise PrivacyRefused(
             f"head rule '{asked.head_rule}' moves w_0 by un-noised labels, which the exact account does not "
-            "cover; choose head rule joint-zo or frozen, or accounting=paper (which is no guarantee)."
+            "cover; choose head rule dp-sgd, joint-zo or frozen, or accounting=paper (which is no guarantee)."
         )
     if asked.protects == "records" and "pca" in asked.starts:
         raise PrivacyRefused(
@@ -116,7 +174,5 @@ def warnings_of(asked: PlanRequest) -> tuple[str, ...]:
             "record to be given away whole; choose a smaller delta_dp."
         )
     if asked.protects == "labels" and "dp-pca" in asked.starts:
-        found.append(
-            "the dp-pca starts are charged although labels alone are protected; start pca is free there."
-        )
+        found.append("the dp-pca starts are charged although labels alone are protected; start pca is free there.")
     return tuple(found)

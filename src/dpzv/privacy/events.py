@@ -12,7 +12,24 @@ from msgspec import Struct
 
 from dpzv.terms import Neighbours
 
-__all__ = ["ReleaseEvent", "StartEvent", "neighbour_factor", "unit_mu"]
+__all__ = [
+    "GRID_BITS",
+    "LATTICE_DISTANCE",
+    "ReleaseEvent",
+    "StartEvent",
+    "grid_scale",
+    "neighbour_factor",
+    "unit_mu",
+]
+
+GRID_BITS = 40
+"""The grid on which clipped values are summed has 2^40 steps from 0 to `C`."""
+
+LATTICE_DISTANCE = 0.0202
+"""The discrete Gaussian of scale s is within this over s^2 of the rounded continuous one, in total variation.
+
+To first order their ratio at k is 1 + ((k/s)^2 - 1) / (24 s^2), so the distance is E|x^2 - 1| / 48 = 0.02016 over s^2.
+"""
 
 
 class ReleaseEvent(Struct, frozen=True, kw_only=True):
@@ -51,6 +68,11 @@ def unit_mu(event: ReleaseEvent | StartEvent) -> float:
     if event.sigma_dp <= 0 or not math.isfinite(event.C):
         return math.inf
     return event.C / (event.B * event.sigma_dp)
+
+
+def grid_scale(event: ReleaseEvent) -> float:
+    """Standard deviation of the noise on the sum of `event`, in steps of the grid."""
+    return event.sigma_dp * event.B * 2.0**GRID_BITS / event.C
 
 
 def neighbour_factor(kind: type[ReleaseEvent] | type[StartEvent], neighbours: Neighbours) -> float:

@@ -2,29 +2,38 @@
 
 Order of a round: `stored` (a repeat is answered from the ledger), `admit`, `past_cap` (whose terms become 0),
 then the sum and the noise, then `write`, and only then may the value be sent. Rows are never removed.
+
+Rounds enter one after the other, but may wait for the disk together: `submit` counts a release and queues its row,
+`wait` returns when the row is durable, and all rows that wait at the same time share one commit. `write` is both.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-import sqlite3
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from dpzv.errors import DpzvError, PrivacyRefused
 from dpzv.privacy import store
+from dpzv.privacy.continuity import (
+    asked_of,
+    refuse_forgetful,
+    refuse_old_copy,
+    refuse_other_parents,
+    refuse_other_run,
+)
 from dpzv.privacy.counters import CapCounters
 from dpzv.privacy.events import ReleaseEvent, StartEvent
-from dpzv.privacy.plan import PrivacyPlan, plan_from_json, plan_to_json, request_of, start_event
-from dpzv.privacy.store import closed_on_error, plain_errors
+from dpzv.privacy.plan import PlanRequest, PrivacyPlan, plan_from_json, plan_to_json, start_event
+from dpzv.privacy.store import plain_errors
 from dpzv.terms import NoiseSourceName
 
 __all__ = ["BatchIds", "Ledger"]
@@ -34,18 +43,23 @@ BatchIds = Callable[[int, int], NDArray[np.int64]]
 
 _Row = tuple[int, int, int, int, float, str, bytes]
 
+# batches counted at once when a ledger is rebuilt
+_CHUNK = 512
+
 
 class Ledger:
-    """Releases of one run on disk, and every record's spent share of its cap in memory.
+    """Releases and head steps of one run on disk, and every record's spent share of its cap in memory.
 
     `plan` is the plan the run began with: a resumed run goes on with that one. `run_id` is random, `counter`
-    is the number of times the ledger was opened, `last_t` the newest round (-1: none), `releases` the count.
+    is the number of times the ledger was opened, `last_t` the newest round (-1: none), `releases` the count,
+    `head_steps` the steps of the private head charged so far.
     """
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, ids_of: BatchIds, durable: bool) -> None:
+    def __init__(self, path: Path, owned: store.Owned, ids_of: BatchIds, durable: bool) -> None:
         """Use `create` or `open` instead."""
-        self._path, self._connection, self._ids_of, self._durable = path, connection, ids_of, durable
-        meta: dict[str, str] = dict(connection.execute("SELECT key, value FROM meta"))
+        self._path, self._owned, self._ids_of, self._durable = path, owned, ids_of, durable
+        self._connection = owned.connection
+        meta: dict[str, str] = dict(self._connection.execute("SELECT key, value FROM meta"))
         self.plan = plan_from_json(meta["plan"])
         self.run_id = meta["run_id"]
         self.counter = int(meta["counter"])
@@ -53,11 +67,13 @@ class Ledger:
         self.noise_source = meta["noise_source"]
         self.last_t = -1
         self.releases = 0
-        self._buffer: dict[int, _Row] = {}
+        self.head_steps: int = sum(n for (n,) in self._connection.execute("SELECT steps FROM head_blocks"))
+        # `_order` guards what is in memory, `_disk` the file; whoever needs both takes `_disk` first
+        self._order, self._disk = threading.RLock(), threading.RLock()
+        self._waiting: dict[int, _Row] = {}
+        self._batch: tuple[int, int, NDArray[np.int64]] | None = None
         self._counters = CapCounters(D=self.plan.D, cap=self.plan.cap)
-        rows = connection.execute("SELECT t, m, position, B, sigma_dp FROM releases ORDER BY t")
-        for t, m, position, B, sigma_dp in rows:
-            self._count(ReleaseEvent(t=t, m=m, position=position, B=B, C=self.plan.C, sigma_dp=sigma_dp))
+        self._rebuild()
 
     @classmethod
     def create(
@@ -72,10 +88,11 @@ class Ledger:
     ) -> Self:
         """A new ledger at `path`, which must not exist.
 
-        With `durable` every release is on the disk when `write` returns; without, for simulated noise only,
+        With `durable` every release is on the disk when `write` or `wait` returns; without, for simulated noise only,
         rows wait in memory for `flush` and survive the process but not the machine.
         """
-        _refuse_forgetful(noise_source, durable)
+        refuse_forgetful(noise_source, durable)
+        refuse_other_parents(plan, data_fingerprint)
         meta = {
             "run_id": secrets.token_hex(16),
             "counter": "1",
@@ -83,17 +100,15 @@ class Ledger:
             "data_fingerprint": data_fingerprint,
             "noise_source": noise_source,
         }
-        with plain_errors(path):
-            connection = store.create(path, meta, durable=durable)
-            with closed_on_error(connection):
-                return cls(path, connection, ids_of, durable)
+        with plain_errors(path), store.create(path, meta, durable=durable) as owned:
+            return cls(path, owned, ids_of, durable)
 
     @classmethod
     def open(
         cls,
         path: Path,
         *,
-        plan: PrivacyPlan,
+        plan: PlanRequest,
         data_fingerprint: str,
         noise_source: NoiseSourceName,
         ids_of: BatchIds,
@@ -102,36 +117,47 @@ class Ledger:
     ) -> Self:
         """The ledger of an interrupted run, with its counters rebuilt from the rows.
 
-        Refused: a missing or damaged file, another request, data set or noise source than the run began with,
-        or fewer than `at_least` releases (those a checkpoint knows of: the ledger is then an old copy).
+        `plan` is what the run is asked for now; the request alone will do, since the stored plan is used. Refused:
+        a missing, damaged or copied file, another request, data set or noise source than the run began with, or fewer
+        than `at_least` releases (those a checkpoint knows of: the ledger is then an old copy).
         """
-        _refuse_forgetful(noise_source, durable)
-        with plain_errors(path):
-            connection = store.reopen(path, durable=durable)
-            with closed_on_error(connection):
-                ledger = cls(path, connection, ids_of, durable)
-                ledger._refuse_other_run(plan, data_fingerprint, noise_source, at_least)
-                ledger.counter += 1
-                connection.execute("UPDATE meta SET value = ? WHERE key = 'counter'", (str(ledger.counter),))
-                return ledger
+        refuse_forgetful(noise_source, durable)
+        with plain_errors(path), store.reopen(path, durable=durable) as owned:
+            ledger = cls(path, owned, ids_of, durable)
+            refuse_other_run(
+                path,
+                began=asked_of(ledger.plan, ledger.data_fingerprint, ledger.noise_source),
+                now=asked_of(plan, data_fingerprint, noise_source),
+            )
+            refuse_old_copy(path, releases=ledger.releases, at_least=at_least)
+            ledger.counter += 1
+            owned.connection.execute("UPDATE meta SET value = ? WHERE key = 'counter'", (str(ledger.counter),))
+            return ledger
 
     @property
     def unit_mu_squared(self) -> float:
         """The largest sum of (C / (B sigma_dp))^2 of any record, rounded up; 0 where the plan has no cap."""
-        return self._counters.largest
+        with self._order:
+            return self._counters.largest
+
+    @property
+    def head_steps_left(self) -> int:
+        """How many steps of the private head may still be charged."""
+        return self.plan.head_steps - self.head_steps
 
     def stored(self, t: int, frame_sha256: bytes) -> float | None:
         """The Delta already released for round `t`, or None; noise is never drawn twice for one round.
 
         Refused when the repeated frame is not the one that was answered.
         """
-        if t > self.last_t:
-            return None
-        row: tuple[str, bytes] | None
-        if t in self._buffer:
-            row = self._buffer[t][5:]
+        with self._order:
+            if t > self.last_t:
+                return None
+            row: tuple[str, bytes] | None = self._waiting[t][5:] if t in self._waiting else None
+        if row is not None:
+            self.wait(t)
         else:
-            with plain_errors(self._path):
+            with plain_errors(self._path), self._disk:
                 query = "SELECT Delta, frame_sha256 FROM releases WHERE t = ?"
                 row = self._connection.execute(query, (t,)).fetchone()
         if row is None:
@@ -145,7 +171,8 @@ class Ledger:
 
     def past_cap(self, event: ReleaseEvent) -> NDArray[np.bool_]:
         """Which records of the event's batch, in schedule order, are past their cap and must contribute 0."""
-        return self._counters.past(self._ids_of(event.m, event.position), self._counters.charge_of(event))
+        with self._order:
+            return self._counters.past(self._ids(event.m, event.position), self._counters.charge_of(event))
 
     def admit(self, event: ReleaseEvent) -> None:
         """Refuse an event that the plan does not allow; nothing is counted yet, and no value is looked at."""
@@ -159,7 +186,7 @@ class Ledger:
                 f"expected a round after {self.last_t}, got {event.t}; a round is released once, in order."
             )
         least = plan.min_batch if math.isfinite(plan.epsilon) else 1
-        size = len(self._ids_of(event.m, event.position))
+        size = len(self._ids(event.m, event.position))
         if not (least <= event.B == size <= plan.D and event.C == plan.C and event.sigma_dp == plan.sigma_dp):
             raise PrivacyRefused(
                 f"expected a batch of {size} (at least {least}) with C={plan.C:g} and "
@@ -168,15 +195,45 @@ class Ledger:
             )
         self._counters.charge_of(event)
 
+    def submit(self, event: ReleaseEvent, Delta: float, frame_sha256: bytes) -> None:
+        """Charge the records of a release and queue its row; the value may be sent when `wait(event.t)` returns."""
+        with self._order:
+            self.admit(event)
+            row = (event.t, event.m, event.position, event.B, event.sigma_dp, Delta.hex(), frame_sha256)
+            self._counters.add(self._ids(event.m, event.position), self._counters.charge_of(event))
+            self._waiting[event.t] = row
+            self.last_t = event.t
+            self.releases += 1
+
+    def wait(self, t: int) -> None:
+        """Return when the row of round `t` is durable; may be called by several threads at once.
+
+        The first one commits every row that is queued by then; the others find theirs committed.
+        """
+        if self._durable:
+            with self._disk:
+                if t in self._waiting:
+                    self.flush()
+
     def write(self, event: ReleaseEvent, Delta: float, frame_sha256: bytes) -> None:
         """Store a release and charge its records; the value may be sent when this returns."""
-        self.admit(event)
-        row = (event.t, event.m, event.position, event.B, event.sigma_dp, Delta.hex(), frame_sha256)
-        if self._durable:
-            self._insert([row])
-        else:
-            self._buffer[event.t] = row
-        self._count(event)
+        self.submit(event, Delta, frame_sha256)
+        self.wait(event.t)
+
+    def charge_head_steps(self, steps: int) -> None:
+        """Charge the next `steps` steps of the private head; they may run when this returns.
+
+        Steps that are charged and then lost in a crash stay charged.
+        """
+        with plain_errors(self._path), self._disk:
+            if not 0 < steps <= self.head_steps_left:
+                raise PrivacyRefused(
+                    f"the plan leaves {self.head_steps_left} of {self.plan.head_steps} head steps, got a block "
+                    f"of {steps}; charge no more than are left."
+                )
+            row = (steps, self.counter)
+            self._connection.execute("INSERT INTO head_blocks (steps, counter) VALUES (?, ?)", row)
+            self.head_steps += steps
 
     def write_start(self, event: StartEvent) -> None:
         """Store that a device made its dp-pca start; again with the same noise changes nothing."""
@@ -186,21 +243,27 @@ class Ledger:
                 f"expected the start of device {event.m} with noise {planned.noise_multiplier:g} as planned, "
                 f"got {event.noise_multiplier:g}; make the start as planned."
             )
-        with plain_errors(self._path):
+        with plain_errors(self._path), self._disk:
             statement = "INSERT OR IGNORE INTO starts VALUES (?, ?)"
             self._connection.execute(statement, (event.m, event.noise_multiplier))
 
     def flush(self) -> None:
         """Commit the rows that wait in memory; call it before every checkpoint."""
-        self._insert(list(self._buffer.values()))
-        self._buffer.clear()
+        with self._disk:
+            with self._order:
+                rows = list(self._waiting.values())
+            if rows:
+                self._insert(rows)
+                with self._order:
+                    for row in rows:
+                        del self._waiting[row[0]]
 
     def close(self) -> None:
         """Commit what waits and let the file go."""
         try:
             self.flush()
         finally:
-            self._connection.close()
+            self._owned.close()
 
     def __enter__(self) -> Self:
         return self
@@ -212,9 +275,7 @@ class Ledger:
         with suppress(DpzvError) if error is not None else nullcontext():
             self.close()
 
-    def _insert(self, rows: list[_Row]) -> None:
-        if not rows:
-            return
+    def _insert(self, rows: Iterable[_Row]) -> None:
         with plain_errors(self._path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -225,33 +286,25 @@ class Ledger:
                     self._connection.execute("ROLLBACK")
                 raise
 
-    def _count(self, event: ReleaseEvent) -> None:
-        self._counters.add(self._ids_of(event.m, event.position), self._counters.charge_of(event))
-        self.last_t = event.t
-        self.releases += 1
+    def _ids(self, m: int, position: int) -> NDArray[np.int64]:
+        """The batch; asked for several times a round, so the last one is kept."""
+        if self._batch is None or self._batch[:2] != (m, position):
+            self._batch = (m, position, self._ids_of(m, position))
+        return self._batch[2]
 
-    def _refuse_other_run(
-        self, plan: PrivacyPlan, data_fingerprint: str, noise_source: NoiseSourceName, at_least: int
-    ) -> None:
-        began = {"data": self.data_fingerprint, "noise.source": self.noise_source} | _asked(self.plan)
-        now = {"data": data_fingerprint, "noise.source": noise_source} | _asked(plan)
-        for name, value in began.items():
-            if value != now[name]:
-                raise PrivacyRefused(
-                    f"the run of ledger {self._path} began with {name} = {value}, got {now[name]}; "
-                    "resume with the settings and data the run began with, or start a new run."
-                )
-        if self.releases < at_least:
-            raise PrivacyRefused(
-                f"the ledger {self._path} holds {self.releases} releases but the checkpoint knows of "
-                f"{at_least}; the ledger is an old copy, so the run cannot go on: start a new run."
-            )
-
-
-def _refuse_forgetful(noise_source: NoiseSourceName, durable: bool) -> None:
-    if noise_source != "seeded" and not durable:
-        raise PrivacyRefused("secret noise needs a durable ledger, got durable=False; set durable=True.")
-
-
-def _asked(plan: PrivacyPlan) -> dict[str, Any]:
-    return msgspec.structs.asdict(request_of(plan))
+    def _rebuild(self) -> None:
+        """Count all stored releases, in chunks of equal cost; the result is that of one after the other."""
+        rows = self._connection.execute("SELECT t, m, position, B, sigma_dp FROM releases ORDER BY t")
+        batches: list[NDArray[np.int64]] = []
+        cost: tuple[int, float] | None = None
+        charge = 0
+        for t, m, position, B, sigma_dp in rows:
+            if (B, sigma_dp) != cost or len(batches) == _CHUNK:
+                self._counters.add_many(batches, charge)
+                batches, cost = [], (B, sigma_dp)
+                event = ReleaseEvent(t=t, m=m, position=position, B=B, C=self.plan.C, sigma_dp=sigma_dp)
+                charge = self._counters.charge_of(event)
+            batches.append(self._ids_of(m, position))
+            self.last_t = t
+            self.releases += 1
+        self._counters.add_many(batches, charge)

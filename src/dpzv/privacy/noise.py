@@ -1,17 +1,25 @@
-"""The noise of releases and starts, behind one interface with a reproducible and (later) a secret source."""
+"""The noise of releases, heads and starts, and the head's secret coins: one interface, two sources.
+
+`ExactNoise` takes no seed: what it draws follows from the operating system's entropy alone, so nothing that a device
+knows can reproduce it. `SeededNoise` is for simulation and tests.
+"""
 
 from __future__ import annotations
 
+import math
+import secrets
+from functools import lru_cache
 from statistics import NormalDist
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpzv.errors import ConfigError
 from dpzv.rng import numpy_generator, seed_of
 from dpzv.terms import NoiseSourceName
 
-__all__ = ["NoiseSource", "SeededNoise"]
+__all__ = ["ExactNoise", "NoiseSource", "SeededNoise", "poisson_batch"]
 
 _UNIT = NormalDist()
 
@@ -33,8 +41,33 @@ class NoiseSource(Protocol):
         ...
 
     def gaussian(self, shape: tuple[int, ...], *stream: int | str) -> NDArray[np.float64]:
-        """Standard normal values of `shape`, for quantities that never leave their process (starts)."""
+        """Standard normal values of `shape`, for quantities that never leave their process (heads, starts)."""
         ...
+
+    def coins(self, D: int, q: float, *stream: int | str) -> NDArray[np.int64]:
+        """The records of one head step: each of 0 .. D-1 with probability `q`, ascending, int64."""
+        ...
+
+    def generator(self, *stream: int | str) -> np.random.Generator:
+        """A generator for the stream called `stream`, for other secret draws of the head."""
+        ...
+
+
+def poisson_batch(generator: np.random.Generator, D: int, q: float) -> NDArray[np.int64]:
+    """Each of 0 .. D-1 independently with probability `q`, ascending, int64, in O(q D).
+
+    The gaps between the chosen ones are geometric, which is the same as one coin per record. No truncation.
+    """
+    if not 0 < q <= 1:
+        raise ConfigError(f"a sampling probability must lie in (0, 1], got {q}; lower head.batch.")
+    if q == 1:
+        return np.arange(D, dtype=np.int64)
+    chunk = int(q * D + 6 * math.sqrt(q * D) + 16)  # enough in nearly every draw
+    found = [np.cumsum(generator.geometric(q, chunk)) - 1]
+    while found[-1][-1] < D:
+        found.append(found[-1][-1] + np.cumsum(generator.geometric(q, chunk)))
+    ids: NDArray[np.int64] = np.concatenate(found).astype(np.int64, copy=False)
+    return ids[: int(np.searchsorted(ids, D))]
 
 
 class SeededNoise:
@@ -61,3 +94,64 @@ class SeededNoise:
     def gaussian(self, shape: tuple[int, ...], *stream: int | str) -> NDArray[np.float64]:
         """Standard normal values of `shape` for the stream called `stream`."""
         return numpy_generator(self._seed, "gaussian", *stream).standard_normal(shape)
+
+    def coins(self, D: int, q: float, *stream: int | str) -> NDArray[np.int64]:
+        """The records of one head step, the same for the same `stream`."""
+        return poisson_batch(numpy_generator(self._seed, "coins", *stream), D, q)
+
+    def generator(self, *stream: int | str) -> np.random.Generator:
+        """The generator that (seed, stream) names, at its start."""
+        return numpy_generator(self._seed, "generator", *stream)
+
+
+class ExactNoise:
+    """Secret noise. Releases get the discrete Gaussian on integers (OpenDP); nothing here can be repeated.
+
+    Formal guarantee: `release` adds to the integer `total` exact discrete Gaussian noise of scale
+    ``sigma_dp * B / grid`` and then scales; what floating point does afterwards is computed from that integer.
+    Everything else is float64 from generators keyed by the operating system, never stored, for values that do not
+    leave the process.
+    """
+
+    name: NoiseSourceName = "exact"
+
+    def release(self, *, total: float, grid: float, B: int, sigma_dp: float, t: int, m: int) -> float:
+        """``Delta = (total + discrete Gaussian) * grid / B``; with ``sigma_dp = 0`` exactly the mean."""
+        if sigma_dp == 0:
+            return total * grid / B
+        if type(total) is not int:
+            raise ConfigError(
+                f"noise on integers needs an integer sum, got {type(total).__name__}; clip with a finite C."
+            )
+        scale = sigma_dp * B / grid
+        # the range depends on public numbers only: |total| <= B * 2^40, and 64 scales are never passed
+        if not B * 2.0**40 + 64 * scale < 2.0**63:
+            raise ConfigError(
+                f"noise of {scale:.3g} grid steps does not fit in 64 bits; raise epsilon or lower the rounds."
+            )
+        return float(int(_discrete_gaussian(scale)(total)) * grid / B)
+
+    def gaussian(self, shape: tuple[int, ...], *stream: int | str) -> NDArray[np.float64]:
+        """Fresh standard normal values of `shape`; `stream` only names what they are for."""
+        return self.generator().standard_normal(shape)
+
+    def coins(self, D: int, q: float, *stream: int | str) -> NDArray[np.int64]:
+        """The records of one head step, fresh."""
+        return poisson_batch(self.generator(), D, q)
+
+    def generator(self, *stream: int | str) -> np.random.Generator:
+        """A generator under a new 128-bit key of the operating system; its state must not be stored."""
+        return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
+
+
+@lru_cache(maxsize=64)
+def _discrete_gaussian(scale: float) -> Any:
+    """OpenDP's measurement on 64-bit integers (its plain `int` has 32 bits and saturates)."""
+    # imported here: simulations and calculators never need it
+    from opendp.domains import atom_domain
+    from opendp.measurements import make_gaussian
+    from opendp.metrics import absolute_distance
+    from opendp.mod import enable_features
+
+    enable_features("contrib")
+    return make_gaussian(atom_domain(T="i64"), absolute_distance(T="i64"), scale=scale)

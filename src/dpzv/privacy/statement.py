@@ -1,50 +1,64 @@
-"""The privacy statement: what a run claims, against whom, and what it does not cover, in words."""
+"""The privacy statement: what one run or several claim, against whom, and what that does not cover, in words."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 
-from dpzv.privacy.gdp import advantage, epsilon_of, tpr_at_fpr, true_mu_of_paper
-from dpzv.privacy.plan import PrivacyPlan, claimed_mu, verdict
+from dpzv.errors import PrivacyRefused
+from dpzv.privacy.accountant import (
+    Composition,
+    advantage_of_parts,
+    compose,
+    epsilon_of_parts,
+    sampled,
+    tpr_of_parts,
+)
+from dpzv.privacy.artefacts import Artefact, artefact_lines, artefacts_of
+from dpzv.privacy.claims import verdict
+from dpzv.privacy.gdp import epsilon_of, mu_of, true_mu_of_paper
+from dpzv.privacy.plan import PrivacyPlan, own_cost
+from dpzv.privacy.wording import ACCOUNTANT, ADVERSARY, NOT_COVERED, SAMPLED_HEAD, lines_of
 from dpzv.terms import Accounting, HeadRuleName, Neighbours, NoiseSourceName, Protects
 
-__all__ = ["Statement", "statement"]
+__all__ = ["RunSpent", "Statement", "joint_statement", "statement"]
 
-_ADVERSARY = (
-    "any coalition of devices, all of them included; they know their own features, weights and directions, "
-    "the records of every batch and every Delta; the server is trusted"
-)
-_PROTECTED: dict[Protects, str] = {
-    "records": "one record at a time: its label, and its features held by devices outside the coalition",
-    "labels": "one record's label at a time; its features are not protected",
-}
-_NEIGHBOURS: dict[Neighbours, str] = {
-    "replace-one": "replace-one: what is protected of one record becomes anything else",
-    "zero-out": "zero-out: one record's contribution becomes nothing",
-}
-_ACCOUNTANT: dict[Accounting, str] = {
-    "exact": "exact: public batches, Gaussian releases and starts added up in closed form, capped per record",
-    "paper": "paper: sigma_dp = 2 C sqrt(T) / (D mu), the published rule",
-}
-_NOISE: dict[NoiseSourceName, str] = {
-    "exact": "exact: secret, drawn from the operating system's entropy",
-    "seeded": "seeded: reproducible, so whoever knows the seed can remove it; for simulation only",
-}
-_NOT_COVERED = (
-    "the uplink to the server",
-    "predictions and whatever else leaves after training",
-    "timing and order of messages",
-    "validation records",
-    "other runs on the same records (they add up)",
-    "a ledger restored from a backup",
-)
 _RATES = (0.01, 0.001)
 
 
+class RunSpent(Struct, frozen=True, kw_only=True):
+    """One run as its ledger knows it: `releases` and charged `head_steps` so far, out of its plan."""
+
+    run_id: str
+    plan: PrivacyPlan
+    noise_source: NoiseSourceName
+    releases: int
+    head_steps: int
+    epsilon_spent: float
+
+
+class RunLine(Struct, frozen=True, kw_only=True):
+    """What one run releases, in figures."""
+
+    run_id: str
+    releases: int
+    planned_releases: int
+    head_steps: int
+    planned_head_steps: int
+    B: int
+    C: float
+    sigma_dp: float
+    head_rule: HeadRuleName
+    q: float
+    z: float
+
+
 class Statement(Struct, frozen=True, kw_only=True):
-    """A run's claim. `epsilon` is the one for `neighbours`; `epsilon_spent` is an estimate of what was used.
+    """A claim. `epsilon` is the one for `neighbours`; `epsilon_spent` is an estimate of what was used.
 
     `tpr_at_fpr` (the best true-positive rate by false-positive rate) and `advantage` describe the risk of the
     claim under replace-one; they are None where nothing is released or there is no claim. `epsilon_counted`
@@ -63,151 +77,182 @@ class Statement(Struct, frozen=True, kw_only=True):
     adversary: str
     accountant: str
     noise_source: NoiseSourceName
-    sigma_dp: float
-    C: float
-    B: int
-    head_rule: HeadRuleName
     releases: int
-    planned_releases: int
+    head_steps: int
     tpr_at_fpr: dict[str, float] | None
     advantage: float | None
     covered: tuple[str, ...]
     not_covered: tuple[str, ...]
+    artefacts: tuple[Artefact, ...]
+    runs: tuple[RunLine, ...]
     guarantee: bool
     guarantee_why: str
     warnings: tuple[str, ...]
 
     def text(self) -> str:
         """The statement as short labelled lines, without colour or wrapping."""
-        asked = math.isfinite(self.epsilon)
-        claim = [
-            ("Neighbours", _NEIGHBOURS[self.neighbours]),
-            ("Accountant", self.accountant),
-            ("Noise", _NOISE[self.noise_source]),
-        ]
-        lines = [
-            ("Guarantee", f"{'yes' if self.guarantee else 'no'}: {self.guarantee_why}"),
-            ("Epsilon", _epsilon_line(self)),
-            *_counted_lines(self),
-            ("Adversary", self.adversary),
-            ("Protected", _protected_line(self)),
-            *(claim if asked else []),
-            ("Released", _released_line(self)),
-            *_risk_lines(self),
-            *([("Covered", "; ".join(self.covered))] if self.covered else []),
-            ("Not covered", "; ".join(self.not_covered)),
-            *(("Warning", warning) for warning in self.warnings),
-        ]
-        return "\n".join(["Privacy statement", *(f"  {label + ':':<13}{text}" for label, text in lines)])
+        return "\n".join(["Privacy statement", *(f"  {label + ':':<13}{text}" for label, text in lines_of(self))])
+
+    def table(self) -> str:
+        """The artefacts as an aligned table: who holds it, may it leave, why."""
+        return "\n".join(artefact_lines(self.artefacts))
+
+    def values(self) -> dict[str, Any]:
+        """All figures and words, ready for JSON; infinity is the string "inf"."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return {name: "inf" if value == math.inf else value for name, value in values.items()} | {
+            "runs": [{key: "inf" if x == math.inf else x for key, x in run.items()} for run in values["runs"]]
+        }
 
 
 def statement(
-    plan: PrivacyPlan, *, noise_source: NoiseSourceName, releases: int, epsilon_spent: float
+    plan: PrivacyPlan,
+    *,
+    noise_source: NoiseSourceName,
+    releases: int,
+    epsilon_spent: float,
+    head_steps: int = 0,
+    run_id: str = "",
 ) -> Statement:
-    """The statement of a run under `plan` that has made `releases` releases."""
-    guarantee, why = verdict(plan, noise_source)
-    budget = math.isfinite(plan.epsilon) and plan.T > 0
-    claims = budget and plan.accounting == "exact"
-    mu = claimed_mu(plan, "replace-one")
-    counted = None
-    if budget and plan.accounting == "paper":
-        counted = epsilon_of(true_mu_of_paper(plan.mu, plan.B, plan.D), plan.delta_dp)
-    return Statement(
-        epsilon=plan.claimed_epsilon,
-        epsilon_zero_out=plan.epsilon_zero_out,
-        epsilon_replace_one=plan.epsilon_replace_one,
-        epsilon_spent=epsilon_spent,
-        epsilon_counted=counted,
-        delta_dp=plan.delta_dp,
-        accounting=plan.accounting,
-        neighbours=plan.neighbours,
-        protects=plan.protects,
-        adversary=_ADVERSARY,
-        accountant=_ACCOUNTANT[plan.accounting],
+    """The statement of a run under `plan` that has made `releases` releases and `head_steps` head steps."""
+    run = RunSpent(
+        run_id=run_id,
+        plan=plan,
         noise_source=noise_source,
-        sigma_dp=plan.sigma_dp,
-        C=plan.C,
-        B=plan.B,
-        head_rule=plan.head_rule,
         releases=releases,
-        planned_releases=plan.T,
-        tpr_at_fpr={f"{rate:g}": tpr_at_fpr(mu, rate) for rate in _RATES} if claims else None,
-        advantage=advantage(mu) if claims else None,
-        covered=_covered(plan) if claims else (),
-        not_covered=_not_covered(plan),
+        head_steps=head_steps,
+        epsilon_spent=epsilon_spent,
+    )
+    return joint_statement([run])
+
+
+def joint_statement(runs: Sequence[RunSpent]) -> Statement:
+    """One statement for all `runs`, which are over the same records; what their parents spent is in it, once.
+
+    Refused when the runs do not promise the same delta_dp.
+    """
+    plans = [run.plan for run in runs]
+    first = plans[0]
+    if len({plan.delta_dp for plan in plans}) > 1:
+        raise PrivacyRefused(
+            "runs can be added up at one delta_dp only, got "
+            + ", ".join(f"{plan.delta_dp:g}" for plan in plans)
+            + "; state them apart."
+        )
+    accounting: Accounting = "paper" if any(plan.accounting == "paper" for plan in plans) else "exact"
+    protects: Protects = "labels" if any(plan.protects == "labels" for plan in plans) else "records"
+    neighbours: Neighbours = first.neighbours
+    if any(plan.neighbours != neighbours for plan in plans):
+        neighbours = "replace-one"  # the stronger claim of the two
+    cost = _joint_cost(runs)
+    epsilons = _epsilons(plans, cost)
+    finite = all(math.isfinite(plan.epsilon) for plan in plans) and any(plan.spends for plan in plans)
+    claims = finite and accounting == "exact"
+    guarantee, why = _verdict(runs)
+    return Statement(
+        epsilon=epsilons[neighbours],
+        epsilon_zero_out=epsilons["zero-out"],
+        epsilon_replace_one=epsilons["replace-one"],
+        epsilon_spent=_spent(runs, epsilons[neighbours]),
+        epsilon_counted=_counted(plans) if finite and accounting == "paper" else None,
+        delta_dp=first.delta_dp,
+        accounting=accounting,
+        neighbours=neighbours,
+        protects=protects,
+        adversary=ADVERSARY,
+        accountant=ACCOUNTANT[accounting] + (SAMPLED_HEAD if sampled(cost) else ""),
+        noise_source="seeded" if any(run.noise_source == "seeded" for run in runs) else "exact",
+        releases=sum(run.releases for run in runs),
+        head_steps=sum(run.head_steps for run in runs),
+        tpr_at_fpr={f"{rate:g}": tpr_of_parts(cost, rate) for rate in _RATES} if claims else None,
+        advantage=advantage_of_parts(cost) if claims else None,
+        covered=_covered(plans) if claims or not any(plan.spends for plan in plans) else (),
+        not_covered=_not_covered(plans),
+        artefacts=artefacts_of(plans, guarantee=guarantee),
+        runs=tuple(_line(run) for run in runs),
         guarantee=guarantee,
         guarantee_why=why,
-        warnings=plan.warnings,
+        warnings=tuple(dict.fromkeys(warning for plan in plans for warning in plan.warnings)),
     )
 
 
-def _covered(plan: PrivacyPlan) -> tuple[str, ...]:
-    if plan.T == 0:
+def _joint_cost(runs: Sequence[RunSpent]) -> Composition:
+    """All runs at their caps and all their parents, each once."""
+    costs = {parent.run_id: parent.cost for run in runs for parent in run.plan.parents if run.plan.spends}
+    costs |= {run.run_id: own_cost(run.plan) for run in runs}
+    return compose(*costs.values())
+
+
+def _epsilons(plans: Sequence[PrivacyPlan], cost: Composition) -> dict[Neighbours, float]:
+    """Both epsilons: those a single plan was made for, or those of everything together."""
+    if len(plans) == 1:
+        return {"zero-out": plans[0].epsilon_zero_out, "replace-one": plans[0].epsilon_replace_one}
+    delta_dp = plans[0].delta_dp
+    return {
+        "zero-out": epsilon_of_parts(cost, delta_dp, "zero-out"),
+        "replace-one": epsilon_of_parts(cost, delta_dp, "replace-one"),
+    }
+
+
+def _spent(runs: Sequence[RunSpent], epsilon: float) -> float:
+    """An estimate of what was used, never above the claim: each run as if it were Gaussian."""
+    if len(runs) == 1:
+        return runs[0].epsilon_spent
+    delta_dp = runs[0].plan.delta_dp
+    mu = math.sqrt(sum(mu_of(run.epsilon_spent, delta_dp) ** 2 for run in runs if run.epsilon_spent))
+    return min(epsilon, epsilon_of(mu, delta_dp))
+
+
+def _counted(plans: Sequence[PrivacyPlan]) -> float:
+    """What the published noise is at the least for devices, which know the batches, with all other parts."""
+    costs = []
+    for plan in plans:
+        if plan.accounting == "paper" and plan.spends:
+            costs.append(Composition(releases=(true_mu_of_paper(plan.mu, plan.B, plan.D) / 2) ** 2))
+        else:
+            costs.append(own_cost(plan))
+    return epsilon_of_parts(compose(*costs), plans[0].delta_dp, "replace-one")
+
+
+def _verdict(runs: Sequence[RunSpent]) -> tuple[bool, str]:
+    found = [verdict(run.plan, run.noise_source) for run in runs]
+    if len(runs) == 1:
+        return found[0]
+    for run, (guarantee, why) in zip(runs, found, strict=True):
+        if not guarantee:
+            return False, f"run {run.run_id[:8]}: {why}"
+    return True, f"{len(runs)} runs over the same records, each: {found[0][1]}"
+
+
+def _covered(plans: Sequence[PrivacyPlan]) -> tuple[str, ...]:
+    spending = [plan for plan in plans if plan.spends]
+    if not spending:
         return ("nothing is released",)
-    return (
-        "every Delta",
-        f"head rule {plan.head_rule}",
-        *(f"start {name}" for name in sorted(set(plan.starts))),
+    names = ["every Delta"] if any(plan.T for plan in spending) else ["w_0, if it leaves (devices are sent nothing)"]
+    names += [f"head rule {name}" for name in sorted({plan.head_rule for plan in spending})]
+    names += [f"start {name}" for name in sorted({start for plan in spending for start in plan.starts})]
+    parents = dict.fromkeys(parent.run_id[:8] for plan in spending for parent in plan.parents)
+    return (*names, *(f"earlier run {name}" for name in parents))
+
+
+def _not_covered(plans: Sequence[PrivacyPlan]) -> tuple[str, ...]:
+    if any("weights" in plan.starts for plan in plans):
+        return (*NOT_COVERED, "given start weights, if they were made from these records")
+    return NOT_COVERED
+
+
+def _line(run: RunSpent) -> RunLine:
+    plan = run.plan
+    return RunLine(
+        run_id=run.run_id,
+        releases=run.releases,
+        planned_releases=plan.T,
+        head_steps=run.head_steps,
+        planned_head_steps=plan.head_steps,
+        B=plan.B,
+        C=plan.C,
+        sigma_dp=plan.sigma_dp,
+        head_rule=plan.head_rule,
+        q=plan.q,
+        z=plan.z,
     )
-
-
-def _not_covered(plan: PrivacyPlan) -> tuple[str, ...]:
-    weights = (
-        ("given start weights, if they were made from these records",) if "weights" in plan.starts else ()
-    )
-    return _NOT_COVERED + weights
-
-
-def _protected_line(told: Statement) -> str:
-    if math.isinf(told.epsilon):
-        return "nothing"
-    aim = "not guaranteed; aimed at is " if told.accounting == "paper" else ""
-    return aim + _PROTECTED[told.protects]
-
-
-def _epsilon_line(told: Statement) -> str:
-    if told.planned_releases == 0:
-        return "0: nothing is released, so devices learn nothing from the server"
-    if math.isinf(told.epsilon):
-        return "none: no privacy was asked for, so no noise was added"
-    published = " as published" if told.accounting == "paper" else ""
-    return (
-        f"{told.epsilon_replace_one:.6g} (replace-one) and {told.epsilon_zero_out:.6g} (zero-out)"
-        f"{published}, delta_dp {told.delta_dp:g}"
-    )
-
-
-def _counted_lines(told: Statement) -> list[tuple[str, str]]:
-    if told.epsilon_counted is None:
-        return []
-    text = (
-        f"for devices, which know the batches, this noise gives epsilon {told.epsilon_counted:.6g} "
-        "(replace-one) at the least"
-    )
-    if told.head_rule in ("sgd", "zo"):
-        text += f"; head rule {told.head_rule} moves w_0 by un-noised labels, so no useful bound holds at all"
-    return [("In truth", text)]
-
-
-def _released_line(told: Statement) -> str:
-    if told.planned_releases == 0:
-        return "nothing"
-    text = (
-        f"{told.releases:,} of at most {told.planned_releases:,} scalars Delta over B={told.B} records each"
-    )
-    if math.isinf(told.epsilon):
-        return text
-    return (
-        f"{text}, clip C={told.C:g}, noise sigma_dp={told.sigma_dp:.6g}; "
-        f"epsilon spent so far about {told.epsilon_spent:.4g}"
-    )
-
-
-def _risk_lines(told: Statement) -> list[tuple[str, str]]:
-    if told.tpr_at_fpr is None or told.advantage is None:
-        return []
-    rates = ", ".join(
-        f"{100 * tpr:.3g} % true at {100 * float(fpr):g} % false positives"
-        for fpr, tpr in told.tpr_at_fpr.items()
-    )
-    return [("Risk", f"best attack on one record: {rates}; advantage {told.advantage:.3g}")]

@@ -1,19 +1,28 @@
-"""The ledger's file: SQLite with a write-ahead log, one owner at a time, failures as sentences."""
+"""The ledger's file: SQLite with a write-ahead log, one owner at a time, any number of readers.
+
+The owner holds an advisory lock on a file beside the ledger; SQLite's own locks stay free, so that a reader sees every
+committed row of a live run. The lock file of a process that died is taken over.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote
 
 import msgspec
 
 from dpzv.errors import DiskError, PrivacyRefused
 
-__all__ = ["SCHEMA", "closed_on_error", "create", "plain_errors", "reopen"]
+__all__ = ["SCHEMA", "Owned", "create", "plain_errors", "read_only", "reopen"]
 
-SCHEMA = 1
+SCHEMA = 2
 
 # Delta is a hexadecimal float: REAL would lose the sign of zero, and a replayed round must be bit-equal.
 _TABLES = """
@@ -23,11 +32,12 @@ CREATE TABLE releases (
     sigma_dp REAL NOT NULL, Delta TEXT NOT NULL, frame_sha256 BLOB NOT NULL
 );
 CREATE TABLE starts (m INTEGER PRIMARY KEY, noise_multiplier REAL NOT NULL);
+CREATE TABLE head_blocks (block INTEGER PRIMARY KEY, steps INTEGER NOT NULL, counter INTEGER NOT NULL);
 """
 
 _DISK = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR}
 _UNWRITABLE = "the ledger {path} could not be written ({error}); free space or make the folder writable."
-_IN_USE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_IN_USE = "the ledger {path} is in use by another process; a ledger has one owner, wait for it to end."
 
 
 @contextmanager
@@ -41,63 +51,151 @@ def plain_errors(path: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _DISK:
             raise DiskError(_UNWRITABLE.format(path=path, error=error)) from error
-        if code in _IN_USE:
-            raise PrivacyRefused(
-                f"the ledger {path} is in use by another process; a ledger has one owner, wait for it to end."
-            ) from error
+        if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+            raise PrivacyRefused(_IN_USE.format(path=path)) from error
         raise PrivacyRefused(
             f"the ledger {path} cannot be read ({error}); the budget already spent is unknown, "
             "so the run cannot go on: start a new run."
         ) from error
 
 
+class Owned:
+    """A connection and the lock that makes it the only one that writes; closed together, also on an error.
+
+    `new` says whether the file must not be there yet; a new one is removed again when what is done first with it fails.
+    """
+
+    def __init__(self, path: Path, *, durable: bool, new: bool) -> None:
+        self._path, self._new = path, new
+        self._lock = _lock(path)
+        try:
+            if new and path.exists():
+                self._new = False
+                raise PrivacyRefused(f"{path} already holds a ledger; resume that run or choose another folder.")
+            self.connection = _connect(path, durable=durable)
+        except BaseException:
+            self._unlock(remove=self._new)
+            raise
+
+    def close(self) -> None:
+        """Let the file go."""
+        try:
+            self.connection.close()
+        finally:
+            self._unlock(remove=False)
+
+    def _unlock(self, *, remove: bool) -> None:
+        for left in ("", "-wal", "-shm") if remove else ():
+            self._path.with_name(self._path.name + left).unlink(missing_ok=True)
+        # removed while still held, so that nobody can lock a file that is about to vanish
+        _lock_path(self._path).unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.connection.close()
+            self._unlock(remove=self._new)
+
+
+def create(path: Path, meta: dict[str, str], *, durable: bool) -> Owned:
+    """Make a new file that holds `meta`, all of it or none, and own it until it is closed."""
+    with Owned(path, durable=durable, new=True) as owned:
+        owned.connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA};")
+        owned.connection.executemany("INSERT INTO meta VALUES (?, ?)", (meta | _home(path)).items())
+        owned.connection.execute("COMMIT")
+        return owned
+
+
+def reopen(path: Path, *, durable: bool) -> Owned:
+    """Open an existing file, checked for damage, and own it until it is closed.
+
+    A copy is refused where it can be seen: it lies at another path than the ledger it was made from, and is another
+    file. (A folder that was only renamed is the same file; one restored in place has the same path.)
+    """
+    _refuse_missing(path)
+    with Owned(path, durable=durable, new=False) as owned:
+        _refuse_damaged(owned.connection)
+        home = _home(path)
+        known = dict(owned.connection.execute("SELECT key, value FROM meta WHERE key IN ('path', 'inode')"))
+        if all(known[key] != value for key, value in home.items()):
+            raise PrivacyRefused(
+                f"the ledger {path} is a copy of {known['path']}; two copies would each spend the whole budget, so "
+                "resume the original where it lies, or start a new run that names this one as its parent."
+            )
+        owned.connection.executemany("UPDATE meta SET value = ? WHERE key = ?", [(v, k) for k, v in home.items()])
+        return owned
+
+
 @contextmanager
-def closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
-    """Let the file go when what is done first with a new connection fails."""
-    try:
-        yield
-    except BaseException:
-        connection.close()
-        raise
+def read_only(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that sees all committed rows and writes nothing, whether or not the run is alive."""
+    _refuse_missing(path)
+    with plain_errors(path):
+        name = f"file:{quote(str(path.resolve()))}?mode=ro"
+        # in a folder that cannot be written, a ledger nobody has open needs no log beside it
+        if not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists():
+            name += "&immutable=1"
+        connection = sqlite3.connect(name, uri=True, isolation_level=None, timeout=5.0)
+        try:
+            _refuse_damaged(connection)
+            connection.execute("BEGIN")  # one moment of the ledger, whatever the owner writes meanwhile
+            yield connection
+        finally:
+            connection.close()
 
 
-def create(path: Path, meta: dict[str, str], *, durable: bool) -> sqlite3.Connection:
-    """Make a new file that holds `meta`, all of it or none, and hold it alone until it is closed."""
-    if path.exists():
-        raise PrivacyRefused(f"{path} already holds a ledger; resume that run or choose another folder.")
-    try:
-        connection = _connect(path, durable=durable)
-        with closed_on_error(connection):
-            connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA};")
-            connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-            connection.execute("COMMIT")
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    return connection
+def _home(path: Path) -> dict[str, str]:
+    """Where the file lies, and which file it is."""
+    return {"path": str(path.resolve()), "inode": str(path.stat().st_ino)}
 
 
-def reopen(path: Path, *, durable: bool) -> sqlite3.Connection:
-    """Open an existing file, checked for damage, and hold it alone until it is closed."""
+def _refuse_missing(path: Path) -> None:
     if not path.is_file():
         raise PrivacyRefused(
             f"the run's ledger {path} is missing; without it the budget already spent is unknown, "
             "so the run cannot go on: start a new run."
         )
-    connection = _connect(path, durable=durable)
-    with closed_on_error(connection):
-        if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
-            raise sqlite3.DatabaseError("it is damaged")
-        if connection.execute("PRAGMA user_version").fetchone() != (SCHEMA,):
-            raise sqlite3.DatabaseError(f"it is not a ledger of schema {SCHEMA}")
-    return connection
+
+
+def _refuse_damaged(connection: sqlite3.Connection) -> None:
+    if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+        raise sqlite3.DatabaseError("it is damaged")
+    if connection.execute("PRAGMA user_version").fetchone() != (SCHEMA,):
+        raise sqlite3.DatabaseError(f"it is not a ledger of schema {SCHEMA}")
+
+
+def _lock_path(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
+
+
+def _lock(path: Path) -> int:
+    """Take the lock file of `path`, or refuse; returns its descriptor."""
+    place = _lock_path(path)
+    while True:
+        descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise PrivacyRefused(_IN_USE.format(path=path)) from None
+        # the file may have been removed by its last owner between the two calls; then it guards nothing
+        if place.exists() and os.fstat(descriptor).st_ino == place.stat().st_ino:
+            return descriptor
+        os.close(descriptor)
 
 
 def _connect(path: Path, *, durable: bool) -> sqlite3.Connection:
     """Durable: a commit is on the disk when it returns; else it outlives the process but not the machine."""
-    connection = sqlite3.connect(path, isolation_level=None, timeout=1.0)
-    with closed_on_error(connection):
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    connection = sqlite3.connect(path, isolation_level=None, timeout=5.0, check_same_thread=False)
+    try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
+    except BaseException:
+        connection.close()
+        raise
     return connection

@@ -23,7 +23,7 @@ MAX_FRAME = 1 << 28
 """Bytes of the largest frame that is decoded; anything larger is refused unread."""
 
 
-class _Wire(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+class _Wire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     pass
 
 

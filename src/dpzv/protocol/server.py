@@ -86,16 +86,20 @@ class Server:
         self._asked = _Asked(pending, rows, y)
         return pending
 
-    def accept(self, release: Release) -> None:
-        """Move w_0 and close the round, after its release is durable."""
+    def accept(self, release: Release, head_steps: int = 0) -> None:
+        """Move w_0 and close the round, after its release is durable; `head_steps` were admitted by the gate."""
         asked = self._asked
         if asked is None or (release.t, release.m) != (asked.pending.t, asked.pending.m):
             raise PeerError(f"no round waits for the release of round {release.t} to device {release.m}.")
-        self.rule.update(release.t, release.Delta, asked.rows, asked.y)
+        self.rule.update(release.t, release.Delta, asked.rows, asked.y, head_steps)
         self.t = release.t
         self.positions[release.m - 1] += 1
         self.times[release.m - 1] = release.t
         self._asked = None
+
+    def train_head(self, steps: int) -> None:
+        """Take private head steps outside a round: in a run without rounds, on the first fill of the table."""
+        self.rule.update(0, 0.0, self.table.h[:0], self.y_train[:0], steps)
 
     def evaluation_rows(self, messages: list[Evaluation], D_test: int) -> torch.Tensor:
         """Uploaded test embeddings of all devices as rows [D_test, k_1+...+k_M] for a head."""

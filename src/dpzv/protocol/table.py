@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 __all__ = ["Table"]
@@ -17,7 +19,7 @@ class Table:
     def __init__(self, D: int, widths: tuple[int, ...], *, accelerator: str, path: str = "") -> None:
         self.widths = widths
         offsets = [sum(widths[:m]) for m in range(len(widths) + 1)]
-        self._columns = [slice(a, b) for a, b in zip(offsets, offsets[1:], strict=False)]
+        self._columns = [slice(a, b) for a, b in pairwise(offsets)]
         size = D * offsets[-1]
         if path:
             self.h = torch.from_file(path, shared=True, size=size).view(D, offsets[-1]).zero_()

@@ -11,12 +11,14 @@ from dpzv.config import Config, per_device
 from dpzv.data.dataset import Dataset
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import ConfigError
+from dpzv.methods.dpsgd import DPSGD
 from dpzv.methods.dpzv import DeviceRule, ServerRule
-from dpzv.methods.heads import make_head_rule
+from dpzv.methods.heads import HeadRule, make_head_rule
 from dpzv.models.head import Head
 from dpzv.models.losses import Loss, per_record_loss
 from dpzv.models.rowwise import require_rowwise
 from dpzv.privacy.coverage import PlanRequest
+from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan, make_plan, participation_cap
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
@@ -53,7 +55,7 @@ def rounds_of(config: Config, D: int, M: int) -> int:
 
 def speeds_of(config: Config, M: int) -> tuple[Speed, ...]:
     """The virtual speeds of the M devices."""
-    computes = per_device("devices.compute", config.devices.compute, M)
+    computes: tuple[float | str, ...] = per_device("devices.compute", config.devices.compute, M)
     bandwidths = per_device("devices.bandwidth", config.devices.bandwidth, M)
     latencies = per_device("devices.latency", config.devices.latency, M)
     for latency in latencies:
@@ -87,6 +89,10 @@ def plan_of(config: Config, D: int, M: int) -> PrivacyPlan:
         head_rule=config.head.rule,
         starts=per_device("devices.start", config.devices.start, M),
         start_share=privacy.start_share,
+        head_batch=min(config.head.batch, D),
+        # without rounds the head in the loop is for nothing, unless it is the one that is kept
+        head_steps=config.head.steps if T or config.head.final == "private" else 0,
+        head_share=privacy.head_share,
     )
     return make_plan(request)
 
@@ -97,7 +103,9 @@ def make_head(config: Config, inputs: int, outputs: int, stream: str) -> Head:
     return head.to(config.runtime.accelerator)
 
 
-def assemble(config: Config, data: Dataset, networks: list[torch.nn.Module]) -> Parts:
+def assemble(
+    config: Config, data: Dataset, networks: list[torch.nn.Module], plan: PrivacyPlan, noise: NoiseSource
+) -> Parts:
     """Devices and server, each holding only its own part, ready for round 1."""
     accelerator = _accelerator(config)
     D, M = len(data.y_train), len(networks)
@@ -124,26 +132,11 @@ def assemble(config: Config, data: Dataset, networks: list[torch.nn.Module]) -> 
         devices.append(Device(m, rule, x_train, torch.from_numpy(data.x_test[i]).to(accelerator), schedules[i]))
     outputs = data.n_classes if data.task == "classes" else 1
     loss = per_record_loss(data.task)
-    head = make_head(config, sum(widths), outputs, "w_0")
-    head_rule = make_head_rule(
-        config.head.rule,
-        head,
-        loss,
-        lam=lams[0],
-        eta_0=config.head.eta_0,
-        momentum=config.head.momentum,
-        schedule=config.train.schedule,
-        T=max(T, 1),
-        seed=seed,
-    )
     table = Table(D, tuple(widths), accelerator=accelerator, path=config.table.path)
-    server = Server(
-        ServerRule(head, head_rule, loss, config.privacy.C),
-        table,
-        _labels(data.y_train, data.task, accelerator),
-        schedules,
-        lams,
-    )
+    y_train = _labels(data.y_train, data.task, accelerator)
+    head = make_head(config, sum(widths), outputs, "w_0")
+    head_rule = _head_rule(config, plan, noise, head, loss, table.h, y_train, lams[0])
+    server = Server(ServerRule(head, head_rule, loss, config.privacy.C), table, y_train, schedules, lams)
     codecs = tuple(Codec(config.codec.name, lam) for lam in lams)
     payload = tuple(c.embeddings_bytes(config.train.B, w) for c, w in zip(codecs, widths, strict=True))
     return Parts(
@@ -155,6 +148,46 @@ def assemble(config: Config, data: Dataset, networks: list[torch.nn.Module]) -> 
         data.task,
         outputs,
         _labels(data.y_test, data.task, accelerator),
+    )
+
+
+def _head_rule(
+    config: Config,
+    plan: PrivacyPlan,
+    noise: NoiseSource,
+    head: Head,
+    loss: Loss,
+    table: torch.Tensor,
+    y_train: torch.Tensor,
+    lam: float,
+) -> HeadRule:
+    """How w_0 moves in this run."""
+    chosen, T = config.head, max(plan.T, 1)
+    if chosen.rule == "dp-sgd":
+        return DPSGD(
+            head,
+            loss,
+            table,
+            y_train,
+            lambda t, j: noise.generator("head", t, j),
+            batch=plan.head_batch,
+            z=plan.z,
+            C_0=chosen.C_0,
+            eta_0=chosen.eta_0,
+            momentum=chosen.momentum,
+            schedule=config.train.schedule,
+            T=T,
+        )
+    return make_head_rule(
+        chosen.rule,
+        head,
+        loss,
+        lam=lam,
+        eta_0=chosen.eta_0,
+        momentum=chosen.momentum,
+        schedule=config.train.schedule,
+        T=T,
+        seed=config.train.seed,
     )
 
 

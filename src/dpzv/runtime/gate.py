@@ -12,12 +12,17 @@ from dpzv.protocol.messages import Embeddings, Pending, Release
 
 __all__ = ["Gate"]
 
+BLOCK = 16
+"""Head steps paid for at once, before they run: one commit for several steps."""
+
 
 class Gate:
     """Turns a `Pending` into a `Release`, once: a repeated round gets its stored value, never new noise."""
 
-    def __init__(self, plan: PrivacyPlan, ledger: Ledger, noise: NoiseSource) -> None:
-        self.plan, self.ledger, self._noise = plan, ledger, noise
+    def __init__(self, ledger: Ledger, noise: NoiseSource) -> None:
+        self.plan: PrivacyPlan = ledger.plan
+        self.ledger, self._noise = ledger, noise
+        self._charged = 0  # head steps paid for but not yet taken; lost in a crash, and then paid again
 
     def contributes(self, t: int, message: Embeddings) -> torch.Tensor | None:
         """Which records [B] of the batch may still contribute to round `t`; `None` if all of them may."""
@@ -41,10 +46,42 @@ class Gate:
             self.ledger.write(event, Delta, frame_sha256)
         return Release(pending.t, pending.m, pending.position, Delta)
 
+    def head_steps(self, t: int) -> int:
+        """How many steps of a dp-sgd head may follow round `t`, paid for before this returns.
+
+        The plan's steps are spread evenly over the rounds; without rounds all of them follow round 0. With
+        secret noise a step taken again after a crash is paid for again, so the run may end with fewer.
+        """
+        plan, ledger = self.plan, self.ledger
+        if not plan.head_steps:
+            return 0
+        before, after = self._steps_due(t - 1), self._steps_due(t)
+        due = after - before
+        if self._noise.name == "seeded":  # a repeated step repeats its noise: it is the same step
+            if after > ledger.head_steps:
+                ledger.charge_head_steps(after - ledger.head_steps)
+            return due
+        if due > self._charged and ledger.head_steps_left:
+            block = min(max(due - self._charged, BLOCK), ledger.head_steps_left)
+            ledger.charge_head_steps(block)
+            self._charged += block
+        taken = min(due, self._charged)
+        self._charged -= taken
+        return taken
+
+    def _steps_due(self, t: int) -> int:
+        """Head steps planned up to round `t`, that one included."""
+        return self.plan.head_steps * max(t, 0) // self.plan.T if self.plan.T else self.plan.head_steps * (t >= 0)
+
     @property
     def epsilon_spent(self) -> float:
         """What the releases so far cost the record that took part most: an estimate below the claim."""
-        return epsilon_spent(self.plan, releases=self.ledger.releases, unit_mu_squared=self.ledger.unit_mu_squared)
+        return epsilon_spent(
+            self.plan,
+            releases=self.ledger.releases,
+            unit_mu_squared=self.ledger.unit_mu_squared,
+            head_steps=self.ledger.head_steps,
+        )
 
     def _event(self, t: int, m: int, position: int) -> ReleaseEvent:
         plan = self.plan

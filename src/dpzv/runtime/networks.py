@@ -32,7 +32,7 @@ def make_networks(config: Config, data: Dataset, plan: PrivacyPlan, noise: Noise
     """One network a device, with its start; a dp-pca start uses the plan's noise."""
     M, devices = len(data.x_train), config.devices
     models = per_device("devices.model", devices.model, M)
-    starts = per_device("devices.start", devices.start, M)
+    starts: tuple[StartName, ...] = per_device("devices.start", devices.start, M)
     widths = per_device("devices.embedding", devices.embedding, M)
     hiddens = per_device("devices.hidden", devices.hidden, M)
     radii = per_device("devices.R", devices.R, M)

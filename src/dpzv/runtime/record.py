@@ -53,11 +53,21 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dic
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(path.name + ".new")
-        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        safetensors.torch.save_file(contiguous, new, metadata)
+        safetensors.torch.save_file(_apart(tensors), new, metadata)
         with new.open("rb") as file:
             os.fsync(file.fileno())
         new.replace(path)
+
+
+def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors on the CPU, tied ones each with memory of their own, as the format wants it."""
+    apart: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        here = tensor.detach().cpu().contiguous()
+        apart[name] = here.clone() if here.data_ptr() in seen else here
+        seen.add(here.data_ptr())
+    return apart
 
 
 class RunFolder:

@@ -14,10 +14,9 @@ from dpzv.config import Config
 from dpzv.data import catalogue
 from dpzv.data.dataset import Dataset, check
 from dpzv.data.schedule import BatchSchedule
-from dpzv.errors import ConfigError
 from dpzv.privacy.ledger import BatchIds, Ledger
-from dpzv.privacy.noise import NoiseSource, SeededNoise
-from dpzv.privacy.plan import PrivacyPlan
+from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
+from dpzv.privacy.plan import PrivacyPlan, start_event
 from dpzv.rng import seed_of
 from dpzv.runtime import checkpoint
 from dpzv.runtime.build import Parts, assemble, plan_of
@@ -47,7 +46,7 @@ def resume(path: Path, observe: Observer, max_seconds: float) -> dict[str, Any] 
     config = configuration.parse(msgspec.toml.decode((path / "config.toml").read_bytes()))
     data = catalogue.load(config.data.name, config.data.path, config.data.columns)
     noise, plan = make_noise(config), plan_of(config, len(data.y_train), len(data.x_train))
-    parts = assemble(config, data, make_networks(config, data, plan, noise))
+    parts = assemble(config, data, make_networks(config, data, plan, noise), plan, noise)
     return _simulate(config, data, plan, parts, noise, folder, observe, max_seconds)
 
 
@@ -62,7 +61,7 @@ def run(
     """Run `config` on any data and networks, in the new folder `path`."""
     check(data)
     noise, plan = make_noise(config), plan_of(config, len(data.y_train), len(data.x_train))
-    parts = assemble(config, data, networks(plan, noise))  # refuse before anything is written
+    parts = assemble(config, data, networks(plan, noise), plan, noise)  # refuse before anything is written
     folder = RunFolder.create(path, configuration.render(config))
     return _simulate(config, data, plan, parts, noise, folder, observe, max_seconds)
 
@@ -82,7 +81,10 @@ def _simulate(
     max_seconds: float,
 ) -> dict[str, Any] | None:
     with make_ledger(config, data, plan, folder) as ledger, folder:
-        simulation = Simulation(config, data, parts, Gate(plan, ledger, noise), folder, plan.T)
+        for i, name in enumerate(plan.starts):
+            if name == "dp-pca":
+                ledger.write_start(start_event(ledger.plan, i))
+        simulation = Simulation(config, data, parts, Gate(ledger, noise), folder, plan.T)
         simulation.restore()
         return simulation.run(observe, max_seconds)
 
@@ -90,7 +92,7 @@ def _simulate(
 def make_noise(config: Config) -> NoiseSource:
     """The noise source of a configuration."""
     if config.noise.source == "exact":
-        raise ConfigError("noise.source 'exact' is not available yet; use 'seeded', which simulates it.")
+        return ExactNoise()
     # devices know the run's seed; this stream is named apart, but whoever knows the seed can make it too
     return SeededNoise(seed_of(config.train.seed, "noise"))
 

@@ -58,8 +58,10 @@ class Simulation:
         self._meter = Meter()
         self._targets: dict[str, dict[str, float]] = {}
         self._metrics: Metrics | None = None
+        self._epsilon_spent = 0.0  # as of the last evaluation: with a sampled head it costs a second
         self._seconds_before = 0.0
         self._began = self._saved = time.monotonic()
+        self._filled = False  # the first checkpoint is taken after the first fill
 
     @property
     def seconds(self) -> float:
@@ -72,6 +74,7 @@ class Simulation:
         if self._folder.checkpoint.exists():
             parts = self._parts
             progress = checkpoint.load(self._folder.checkpoint, parts.devices, parts.server, parts.clock)
+            self._filled = True
             self._meter, self._targets = progress.meter, dict(progress.targets)
             self._seconds_before, lengths = progress.seconds, progress.lengths
         self._folder.cut(lengths)
@@ -82,7 +85,7 @@ class Simulation:
         After `max_seconds` no further round is begun; the final head and the summary follow as usual.
         """
         server = self._parts.server
-        if server.t == 0:
+        if not self._filled:
             if self._config.table.start == "fill":
                 self._fill(observe)
             self._evaluate()
@@ -96,6 +99,8 @@ class Simulation:
             if not observe(self._snapshot("rounds")):
                 self._save()
                 return None
+        if self._T == 0:
+            server.train_head(self._gate.head_steps(0))
         observe(self._snapshot("final head"))
         return self._finish()
 
@@ -110,7 +115,7 @@ class Simulation:
         pending = server.ask(message, self._gate.contributes(server.t + 1, message))
         sha256 = hashlib.sha256(frame)
         release = self._gate.release(pending, sha256.digest())
-        server.accept(release)
+        server.accept(release, self._gate.head_steps(release.t))
         answer = codec.encode(release)
         received = codec.decode(answer)
         assert isinstance(received, Release)
@@ -148,6 +153,7 @@ class Simulation:
         """Measure the head in the loop, write a line of metrics, note targets passed."""
         parts, server, meter = self._parts, self._parts.server, self._meter
         self._metrics = measure(server.rule.head, self._test_rows(), parts.y_test, parts.task, parts.loss)
+        self._epsilon_spent = self._gate.epsilon_spent
         self._folder.metric(
             {
                 "round": server.t,
@@ -156,7 +162,7 @@ class Simulation:
                 **msgspec.to_builtins(self._metrics),
                 "bytes_up": meter.bytes_up,
                 "bytes_down": meter.bytes_down,
-                "epsilon_spent": self._gate.epsilon_spent,
+                "epsilon_spent": self._epsilon_spent,
                 "mean_delay": server.mean_delay,
             }
         )
@@ -176,7 +182,7 @@ class Simulation:
             self._T,
             self._metrics,
             meter.bytes_up + meter.bytes_down,
-            self._gate.epsilon_spent,
+            self._epsilon_spent,
             self._gate.plan.claimed_epsilon,
         )
 
@@ -223,6 +229,7 @@ class Simulation:
         write_tensors(weights / "server.safetensors", tensors, {})
         for device in parts.devices:
             write_tensors(weights / f"device-{device.m}.safetensors", device.rule.network.state_dict(), {})
+        self._epsilon_spent = self._gate.epsilon_spent
         summary = self._summary(final, private)
         self._gate.ledger.flush()
         self._folder.lengths()
@@ -235,7 +242,9 @@ class Simulation:
             plan,
             noise_source=config.noise.source,
             releases=self._gate.ledger.releases,
-            epsilon_spent=self._gate.epsilon_spent,
+            epsilon_spent=self._epsilon_spent,
+            head_steps=self._gate.ledger.head_steps,
+            run_id=self._gate.ledger.run_id,
         )
         return {
             "schema": 1,

@@ -157,7 +157,8 @@ def _own_blocks(i: int, parameter: Tensor, first: int) -> list[Block]:
 class Direction:
     """`u` of one seed over one layout, made block by block when asked for.
 
-    It keeps the last shared block, so that the many small tensors of a model are drawn once a pass.
+    It keeps the last shared block, so that the many small tensors of a model are drawn once a pass. All other
+    blocks are drawn into the same memory: allocating each anew would leave holes that cost more than a block.
     `scale` is sqrt(d) / ||g||, the norm taken in float64.
     """
 
@@ -165,13 +166,15 @@ class Direction:
         self.layout = where
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
+        self._room: dict[torch.device, Tensor] = {}
         self._kept: tuple[int, Tensor] = (-1, torch.empty(0))
         self.scale = self._find_scale()
 
     def times(self, factor: float, block: Block) -> tuple[Tensor, ...]:
-        """`factor * u` for each piece of `block`: float32, the caller's own, rounded once after `u`.
+        """`factor * u` for each piece of `block`: float32, rounded once after `u`.
 
-        A piece that is a whole parameter has its shape; a part of one is flat.
+        A piece that is a whole parameter has its shape; a part of one is flat. The caller may change the
+        numbers, and has to use them before the next call if the block is not shared.
         """
         if block.shared:
             if self._kept[0] != block.number:
@@ -191,7 +194,7 @@ class Direction:
             squares = 0.0
             for block in self.layout.blocks:
                 g = self._gaussian(block)
-                squares += float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2
+                squares += _square(g)
             found = math.sqrt(self.layout.d / squares)
             if block.shared:  # the last block need not be drawn again
                 self._kept = (block.number, g.mul_(found))
@@ -205,18 +208,31 @@ class Direction:
         if generator is None:
             generator = self._generators[block.accelerator] = torch.Generator(device=block.accelerator)
         generator.manual_seed(seed_of(self._seed, "direction", block.number))
-        return torch.randn(block.size, generator=generator, device=block.accelerator)
+        if block.shared:
+            return torch.randn(block.size, generator=generator, device=block.accelerator)
+        room = self._room.get(block.accelerator)
+        if room is None:
+            largest = max(b.size for b in self.layout.blocks if b.accelerator == block.accelerator)
+            room = self._room[block.accelerator] = torch.empty(largest, device=block.accelerator)
+        return room[: block.size].normal_(generator=generator)
 
 
 # The scale of recent directions, one number each, so that the step after an evaluation needs no second pass.
 _scales: dict[object, float] = {}
 
 
+def _square(g: Tensor) -> float:
+    """||g||^2 in float64; a CPU would convert all of `g` at once, so it gets parts."""
+    parts = torch.split(g, SHARED) if g.device.type == "cpu" else (g,)
+    return sum((float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts), 0.0)
+
+
 def slices(where: Layout, seed: int) -> Iterator[tuple[Piece, Tensor]]:
     """Yield every piece of `u` once, with its numbers: float32, on the parameter's accelerator."""
     u = Direction(where, seed)
     for block in where.blocks:
-        yield from zip(block.pieces, u.times(1.0, block), strict=True)
+        for piece, numbers in zip(block.pieces, u.times(1.0, block), strict=True):
+            yield piece, numbers if block.shared else numbers.clone()
 
 
 def whole(where: Layout, seed: int) -> list[Tensor]:

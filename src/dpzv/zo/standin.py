@@ -142,7 +142,7 @@ def _linear(x: Tensor, weight: StandIn, blocks: list[Block], bias: Tensor | None
     out = torch.empty((*x.shape[:-1], len(w)), dtype=w.dtype, device=w.device)
     for block in blocks:
         start, stop = _rows(block, w)
-        some = (w[start:stop] + weight.made.shift(block).view(-1, w.shape[1])).to(w.dtype)
+        some = _sum(w[start:stop], weight.made.shift(block).view(-1, w.shape[1]))
         out[..., start:stop] = F.linear(x, some, None if bias is None else bias[start:stop])
     return out
 
@@ -167,8 +167,13 @@ def _embedding(
         start, stop = _rows(block, w)
         here = torch.nonzero((ids >= start) & (ids < stop)).squeeze(1)
         if len(here):
-            out[here] = (out[here] + weight.made.shift(block).view(-1, w.shape[1])[ids[here] - start]).to(w.dtype)
+            out[here] = _sum(out[here], weight.made.shift(block).view(-1, w.shape[1])[ids[here] - start])
     return out.view(*x.shape, w.shape[1])
+
+
+def _sum(w: Tensor, shift: Tensor) -> Tensor:
+    """`w + shift` in the type of `w`, in the memory of `shift` where it can hold the result."""
+    return w + shift if w.dtype == torch.float64 else shift.add_(w).to(w.dtype)
 
 
 def _rows(block: Block, w: Tensor) -> tuple[int, int]:

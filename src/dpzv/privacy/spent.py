@@ -1,0 +1,111 @@
+"""What was spent, from ledgers alone: one run or several over the same records, alive or ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from dpzv.errors import ConfigError, PrivacyRefused
+from dpzv.privacy.coverage import ParentRun
+from dpzv.privacy.events import ReleaseEvent, unit_mu
+from dpzv.privacy.plan import PrivacyPlan, epsilon_spent, own_cost, plan_from_json
+from dpzv.privacy.statement import RunSpent, Statement, joint_statement
+from dpzv.privacy.store import plain_errors, read_only
+from dpzv.terms import NoiseSourceName
+
+__all__ = ["LedgerView", "parents_of", "read_ledger", "spent"]
+
+
+class LedgerView(Struct, frozen=True, kw_only=True):
+    """One moment of a ledger. `turns` counts the releases of each device, by its number."""
+
+    run_id: str
+    data_fingerprint: str
+    noise_source: NoiseSourceName
+    plan: PrivacyPlan
+    releases: int
+    head_steps: int
+    turns: dict[int, int]
+
+
+def read_ledger(path: Path) -> LedgerView:
+    """The ledger file `path`, or the one in the run folder `path`; the run may be alive."""
+    file = path / "ledger.sqlite" if path.is_dir() else path
+    with read_only(file) as connection, plain_errors(file):
+        meta: dict[str, str] = dict(connection.execute("SELECT key, value FROM meta"))
+        turns: dict[int, int] = dict(connection.execute("SELECT m, COUNT(*) FROM releases GROUP BY m"))
+        (head_steps,) = connection.execute("SELECT COALESCE(SUM(steps), 0) FROM head_blocks").fetchone()
+        return LedgerView(
+            run_id=meta["run_id"],
+            data_fingerprint=meta["data_fingerprint"],
+            noise_source="exact" if meta["noise_source"] == "exact" else "seeded",
+            plan=plan_from_json(meta["plan"]),
+            releases=sum(turns.values()),
+            head_steps=head_steps,
+            turns=turns,
+        )
+
+
+def spent(paths: Sequence[Path]) -> Statement:
+    """The statement of the runs whose ledgers (or run folders) are `paths`, added up.
+
+    Formal guarantee: the runs and their parents, each at its caps, are jointly (epsilon, delta_dp)-DP. Refused when
+    they are over different records, or one is given twice.
+    """
+    views = [read_ledger(path) for path in paths]
+    if not views:
+        raise ConfigError("expected at least one run folder, got none; name the runs to add up.")
+    _refuse_strangers(views)
+    return joint_statement([_run(view) for view in views])
+
+
+def parents_of(paths: Sequence[Path]) -> tuple[ParentRun, ...]:
+    """The runs at `paths` and their own parents, each once, for the `parents` of a new plan's request."""
+    views = [read_ledger(path) for path in paths]
+    _refuse_strangers(views)
+    found: dict[str, ParentRun] = {}
+    for view in views:
+        cost = own_cost(view.plan)
+        if math.isinf(cost.releases) or view.plan.accounting == "paper":
+            raise PrivacyRefused(
+                f"the run {view.run_id[:8]} has no exact account, so nothing can be planned beside it; "
+                "use other records or accept that no guarantee holds."
+            )
+        for parent in view.plan.parents:
+            found.setdefault(parent.run_id, parent)
+        found[view.run_id] = ParentRun(run_id=view.run_id, data_fingerprint=view.data_fingerprint, cost=cost)
+    return tuple(found[name] for name in sorted(found))
+
+
+def _refuse_strangers(views: Sequence[LedgerView]) -> None:
+    if len({view.data_fingerprint for view in views}) > 1:
+        raise PrivacyRefused(
+            "runs add up over the same records only, got "
+            + ", ".join(f"{view.run_id[:8]} over {view.data_fingerprint[:12]}" for view in views)
+            + "; state runs over different records apart."
+        )
+    if len({view.run_id for view in views}) < len(views):
+        raise PrivacyRefused("the same run was given twice (a copied folder is the same run); name each run once.")
+
+
+def _run(view: LedgerView) -> RunSpent:
+    """What happened so far; participations are those of a schedule that walks all records in turn."""
+    plan = view.plan
+    unit_squared = 0.0
+    if view.releases and math.isfinite(plan.cap):
+        event = ReleaseEvent(t=0, m=0, position=0, B=plan.B, C=plan.C, sigma_dp=plan.sigma_dp)
+        most = sum(-(-turns * plan.B // plan.D) for turns in view.turns.values())
+        unit_squared = min(plan.cap, most * unit_mu(event) ** 2)
+    return RunSpent(
+        run_id=view.run_id,
+        plan=plan,
+        noise_source=view.noise_source,
+        releases=view.releases,
+        head_steps=view.head_steps,
+        epsilon_spent=epsilon_spent(
+            plan, releases=view.releases, unit_mu_squared=unit_squared, head_steps=view.head_steps
+        ),
+    )
