@@ -20,6 +20,7 @@ from dpzv.rng import numpy_generator, torch_generator
 QUICK = {
     "train.rounds": np.int64(4),  # numbers of numpy are numbers
     "train.B": 64,
+    "noise.source": "seeded",
     "privacy.delta_dp": 1e-3,
     "head.refit_epochs": 2,
     "head.hidden": 8,

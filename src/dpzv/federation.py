@@ -98,7 +98,7 @@ class Federation:
             path = Path(out) if out is not None else Path(scratch) / "run"
             self._summary = run(config, self._data, lambda *_: self._networks, path, observe)
             self._accelerator = config.runtime.accelerator
-            self._head = load_head(path / "weights" / "server.safetensors").to(self._accelerator)
+            self._head = load_head(path / "weights").to(self._accelerator)
         return self
 
     def predict(self, features: Sequence[ArrayLike]) -> NDArray[Any]:

@@ -33,9 +33,11 @@ ARGUMENTS = ["train", "digits", "--quiet", *(part for setting in SETTINGS for pa
 
 
 def begin(tmp_path: Path, name: str) -> subprocess.Popen[bytes]:
-    """Start the run as a process of its own."""
+    """Start the run as a process of its own, or resume it if it was begun before."""
+    begun = (tmp_path / name / "config.toml").exists()
+    arguments = ["resume", name, "--quiet"] if begun else [*ARGUMENTS, "--out", name]
     return subprocess.Popen(
-        [sys.executable, "-m", "dpzv", *ARGUMENTS, "--out", name],
+        [sys.executable, "-m", "dpzv", *arguments],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stderr=subprocess.DEVNULL,
@@ -71,49 +73,36 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, A
     return state(folder / "run"), time.monotonic() - start
 
 
-def killed_and_resumed(cli: Cli, tmp_path: Path, kills: list[float]) -> dict[str, Any]:
-    """Kill the run, and then its resumption, after each of `kills` seconds; then let it finish."""
-    process = begin(tmp_path, "run")
-    for i, seconds in enumerate(kills):
+def killed_and_resumed(tmp_path: Path, kills: list[float]) -> dict[str, Any]:
+    """Kill the run, and then each of its resumptions, after so many seconds; then let it finish."""
+    for seconds in kills:
+        process = begin(tmp_path, "run")
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
+            process.kill()
             process.wait()
-        if not (tmp_path / "run" / "config.toml").exists():
-            process = begin(tmp_path, "run")
-        elif i + 1 < len(kills):
-            process = subprocess.Popen(
-                [sys.executable, "-m", "dpzv", "resume", "run", "--quiet"],
-                cwd=tmp_path,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stderr=subprocess.DEVNULL,
-            )
-    if process.poll() is None:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    done = cli("resume", "run", "--quiet")
-    assert done.returncode == 0, done.stderr
+    assert begin(tmp_path, "run").wait(120) == 0
     return state(tmp_path / "run")
 
 
 @pytest.mark.parametrize("share", [0.55, 0.7, 0.9])
 def test_kill_9_then_resume_equals_the_uninterrupted_run(
-    cli: Cli, tmp_path: Path, uninterrupted: tuple[dict[str, Any], float], share: float
+    tmp_path: Path, uninterrupted: tuple[dict[str, Any], float], share: float
 ) -> None:
     expected, seconds = uninterrupted
-    assert killed_and_resumed(cli, tmp_path, [share * seconds]) == expected
+    assert killed_and_resumed(tmp_path, [share * seconds]) == expected
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(30))
 def test_many_kills_then_resume_equal_the_uninterrupted_run(
-    cli: Cli, tmp_path: Path, uninterrupted: tuple[dict[str, Any], float], seed: int
+    tmp_path: Path, uninterrupted: tuple[dict[str, Any], float], seed: int
 ) -> None:
     expected, seconds = uninterrupted
     rng = random.Random(seed)
     kills = [rng.uniform(0.3, 1.0) * seconds for _ in range(rng.randint(1, 4))]
-    assert killed_and_resumed(cli, tmp_path, kills) == expected
+    assert killed_and_resumed(tmp_path, kills) == expected
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(

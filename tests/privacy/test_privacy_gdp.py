@@ -126,6 +126,15 @@ def test_inverses_round_to_the_safe_side(mu: float, delta_dp: float) -> None:
     assert gdp.epsilon_of(gdp.mu_of(epsilon, delta_dp), delta_dp) <= epsilon
 
 
+@settings(deadline=None)
+@given(mu=mus, delta_dp=deltas)
+def test_concentrated_dp_is_never_below_gaussian_dp(mu: float, delta_dp: float) -> None:
+    epsilon = gdp.zcdp_epsilon_of(mu, delta_dp)
+    assert epsilon >= gdp.epsilon_of(mu, delta_dp)
+    assert gdp.zcdp_mu_of(epsilon, delta_dp) == pytest.approx(mu, rel=1e-9)
+    assert gdp.zcdp_epsilon_of(gdp.zcdp_mu_of(epsilon, delta_dp), delta_dp) <= epsilon
+
+
 def test_ends_of_the_range() -> None:
     assert gdp.mu_of(math.inf, 1e-5) == math.inf
     assert gdp.epsilon_of(math.inf, 1e-5) == math.inf

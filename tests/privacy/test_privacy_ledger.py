@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shutil
 import sqlite3
+import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dpzv.errors import PrivacyRefused
+from dpzv.privacy.accountant import Composition
 from dpzv.privacy.events import ReleaseEvent, StartEvent, unit_mu
 from dpzv.privacy.ledger import Ledger
-from dpzv.privacy.plan import PlanRequest, PrivacyPlan, epsilon_spent, make_plan, start_event
+from dpzv.privacy.plan import (
+    ParentRun,
+    PlanRequest,
+    PrivacyPlan,
+    epsilon_spent,
+    make_plan,
+    request_of,
+    start_event,
+)
 from dpzv.rng import numpy_generator
 
 D, B, M, T = 23, 5, 2, 40
@@ -171,6 +185,112 @@ def test_starts_are_stored_once(tmp_path: Path) -> None:
     assert rows == [(0, start_event(plan, 0).noise_multiplier)]
 
 
+# --- the private head -----------------------------------------------------------------------------
+
+
+def head_plan(**changes: Any) -> PrivacyPlan:
+    """A head over all records has a closed form, so the plan is made at once."""
+    head: dict[str, Any] = {"head_rule": "dp-sgd", "head_batch": D, "head_steps": 10, "head_share": 0.4}
+    return plan_of(**(head | changes))
+
+
+def test_head_steps_are_charged_before_they_run_and_stay_charged(tmp_path: Path) -> None:
+    path, plan = tmp_path / "ledger.sqlite", head_plan()
+    with create(path, plan) as ledger:
+        assert (ledger.head_steps, ledger.head_steps_left) == (0, 10)
+        ledger.charge_head_steps(4)
+        assert rows_of(path, "SELECT steps, counter FROM head_blocks") == [(4, 1)]  # seen by others at once
+        ledger.charge_head_steps(2)
+        for steps in (5, 0, -1):
+            with pytest.raises(PrivacyRefused, match="leaves 4 of 10"):
+                ledger.charge_head_steps(steps)
+        assert ledger.head_steps == 6
+    with reopen(path, plan) as ledger:
+        assert (ledger.head_steps, ledger.head_steps_left) == (6, 4)
+        ledger.charge_head_steps(4)
+        with pytest.raises(PrivacyRefused, match="leaves 0"):
+            ledger.charge_head_steps(1)
+
+
+def test_other_head_rules_have_no_steps_to_charge(tmp_path: Path) -> None:
+    with create(tmp_path / "ledger.sqlite", plan_of()) as ledger, pytest.raises(PrivacyRefused, match="0 of 0"):
+        ledger.charge_head_steps(1)
+
+
+# --- waiting together -----------------------------------------------------------------------------
+
+
+def commits_of(ledger: Ledger) -> list[str]:
+    """Every COMMIT the ledger makes from now on."""
+    found: list[str] = []
+    ledger._connection.set_trace_callback(lambda text: found.append(text) if text == "COMMIT" else None)
+    return found
+
+
+def test_releases_that_wait_together_share_a_commit(tmp_path: Path) -> None:
+    path, plan = tmp_path / "ledger.sqlite", plan_of()
+    with create(path, plan, durable=True) as ledger:
+        commits = commits_of(ledger)
+        for t in range(7):
+            ledger.submit(event_of(plan, t), t / 7, frame(t))
+        assert rows_of(path, "SELECT COUNT(*) FROM releases") == [(0,)]
+        ledger.wait(3)
+        assert rows_of(path, "SELECT COUNT(*) FROM releases") == [(7,)]
+        for t in range(7):
+            ledger.wait(t)
+        assert len(commits) == 1
+        write(ledger, range(7, 9))
+        assert len(commits) == 3
+
+
+def test_a_submitted_release_counts_before_it_is_stored(tmp_path: Path) -> None:
+    plan = plan_of(participations=1)
+    with create(tmp_path / "ledger.sqlite", plan, durable=True) as ledger:
+        ledger.submit(event_of(plan, 0), 0.5, frame(0))
+        assert ledger.past_cap(event_of(plan, 0)).all()
+        assert (ledger.releases, ledger.last_t) == (1, 0)
+        with pytest.raises(PrivacyRefused, match="once"):
+            ledger.submit(event_of(plan, 0), 0.5, frame(0))
+
+
+def test_a_repeat_of_a_waiting_release_is_stored_before_it_is_answered(tmp_path: Path) -> None:
+    path, plan = tmp_path / "ledger.sqlite", plan_of()
+    with create(path, plan, durable=True) as ledger:
+        ledger.submit(event_of(plan, 0), 0.5, frame(0))
+        assert ledger.stored(0, frame(0)) == 0.5
+        assert rows_of(path, "SELECT t FROM releases") == [(0,)]
+        ledger.submit(event_of(plan, 1), 0.5, frame(1))
+        with pytest.raises(PrivacyRefused, match="another frame"):
+            ledger.stored(1, frame(2))
+
+
+def test_threads_get_their_releases_durable_in_order(tmp_path: Path) -> None:
+    """Seven devices: when `wait` returns, another connection sees the row and all before it; commits are shared."""
+    path, plan, turn, seen = tmp_path / "ledger.sqlite", plan_of(T=210), threading.Lock(), []
+    with create(path, plan, durable=True) as ledger:
+        commits = commits_of(ledger)
+        rounds = iter(range(210))
+
+        def device() -> None:
+            for _ in range(30):
+                with turn:
+                    t = next(rounds)
+                    ledger.submit(event_of(plan, t), t / 7, frame(t))
+                ledger.wait(t)
+                seen.append((t, rows_of(path, f"SELECT COUNT(*) FROM releases WHERE t <= {t}")[0][0]))
+
+        threads = [threading.Thread(target=device) for _ in range(7)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ledger.releases == 210
+    assert sorted(t for t, _ in seen) == list(range(210))
+    assert all(count == t + 1 for t, count in seen)
+    assert len(commits) < 210
+    assert rows_of(path, "SELECT t, Delta FROM releases ORDER BY t") == [(t, (t / 7).hex()) for t in range(210)]
+
+
 # --- rebuilding -----------------------------------------------------------------------------------
 
 
@@ -199,6 +319,36 @@ def test_rebuilt_counters_equal_live_ones(tmp_path: Path, written: int, particip
         assert ledger.releases == T
         assert ledger.counter == 3
     assert [p.name for p in tmp_path.iterdir()] == ["ledger.sqlite"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    draws=st.lists(st.tuples(st.sampled_from([3, 5]), st.integers(0, 40)), max_size=40),
+    participations=st.integers(1, 12),
+)
+def test_rebuilding_in_chunks_is_replaying_in_order(draws: list[tuple[int, int]], participations: int) -> None:
+    """Batches of different sizes cost differently, so the order in which caps are reached matters."""
+    batches = [numpy_generator("draw", i, B, k).permutation(D)[:B] for i, (B, k) in enumerate(draws)]
+    plan = plan_of(participations=participations, T=1000, starts=("random", "random"))
+
+    def ids(m: int, position: int) -> NDArray[np.int64]:
+        return batches[position]
+
+    def cost(i: int) -> ReleaseEvent:
+        return ReleaseEvent(t=i, m=0, position=i, B=draws[i][0], C=plan.C, sigma_dp=plan.sigma_dp)
+
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "ledger.sqlite"
+        settings_: dict[str, Any] = {"data_fingerprint": "d", "noise_source": "seeded", "durable": False}
+        with Ledger.create(path, plan=plan, ids_of=ids, **settings_) as ledger:
+            for i in range(len(draws)):
+                try:
+                    ledger.write(cost(i), 0.0, frame(i))
+                except PrivacyRefused:  # a small batch that alone passes a small cap
+                    continue
+            used = ledger._counters._used.copy()
+        with Ledger.open(path, plan=request_of(plan), ids_of=ids, **settings_) as ledger:
+            np.testing.assert_array_equal(ledger._counters._used, used)
 
 
 def test_rows_say_what_was_released(tmp_path: Path) -> None:
@@ -290,7 +440,47 @@ def test_a_ledger_has_one_owner(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with create(path, plan_of()) as ledger:
         write(ledger, range(2))
-        with pytest.raises(PrivacyRefused, match="in use"):
-            reopen(path, plan_of())
+        for refused in (reopen, create):
+            with pytest.raises(PrivacyRefused, match="in use"):
+                refused(path, plan_of())
         write(ledger, range(2, 4))
     reopen(path, plan_of(), at_least=4).close()
+    assert [p.name for p in tmp_path.iterdir()] == ["ledger.sqlite"]
+
+
+def test_a_copied_ledger_is_refused_and_a_renamed_one_is_not(tmp_path: Path) -> None:
+    first, copied, renamed = tmp_path / "first", tmp_path / "copied", tmp_path / "renamed"
+    first.mkdir()
+    with create(first / "ledger.sqlite", plan_of()) as ledger:
+        write(ledger, range(3))
+    shutil.copytree(first, copied)
+    with pytest.raises(PrivacyRefused, match=rf"is a copy of {first}"):
+        reopen(copied / "ledger.sqlite", plan_of())
+    with pytest.raises(PrivacyRefused, match="is a copy"):  # asking again does not make it the original
+        reopen(copied / "ledger.sqlite", plan_of())
+    first.rename(renamed)
+    with reopen(renamed / "ledger.sqlite", plan_of(), at_least=3) as ledger:
+        assert ledger.releases == 3
+    shutil.copytree(renamed, first)  # back to the old place, but another file: the ledger has moved on
+    with pytest.raises(PrivacyRefused, match=rf"is a copy of {renamed}"):
+        reopen(first / "ledger.sqlite", plan_of())
+
+
+def test_parents_over_other_records_are_refused(tmp_path: Path) -> None:
+    parent = ParentRun(run_id="f" * 32, data_fingerprint="data-2", cost=Composition(releases=1e-4))
+    with pytest.raises(PrivacyRefused, match="other records"):
+        create(tmp_path / "ledger.sqlite", plan_of(parents=(parent,)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_request_alone_reopens_a_ledger(tmp_path: Path) -> None:
+    """A resumed run need not calibrate again; settings that nothing looks at may differ."""
+    path, plan = tmp_path / "ledger.sqlite", head_plan()
+    create(path, plan).close()
+    asked = msgspec.structs.replace(request_of(plan))
+    with reopen(path, asked) as ledger:  # type: ignore[arg-type]
+        assert ledger.plan == plan
+    frozen = plan_of(starts=("random", "random"))
+    create(tmp_path / "other.sqlite", frozen).close()
+    unlooked = msgspec.structs.replace(request_of(frozen), head_share=0.9, head_batch=3, start_share=0.7)
+    reopen(tmp_path / "other.sqlite", unlooked).close()  # type: ignore[arg-type]

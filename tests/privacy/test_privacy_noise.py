@@ -1,4 +1,4 @@
-"""The noise: the right variance (and no other), the right shape, reproducible, absent when it must be."""
+"""The noise: the right variance (and no other), the right shape, secret or reproducible, absent when it must be."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpzv.privacy.noise import NoiseSource, SeededNoise
+from dpzv.errors import ConfigError
+from dpzv.privacy.events import GRID_BITS
+from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise, poisson_batch
+from dpzv.rng import seed_of
+from dpzv.zo import clipping
 
 SIGMA = 0.037
 DRAWS = 4000
@@ -15,7 +19,11 @@ ALPHA = 1e-6
 
 
 def releases(*, seed: int, sigma_dp: float, n: int = DRAWS) -> np.ndarray:
-    source: NoiseSource = SeededNoise(seed)
+    return noise_of(SeededNoise(seed), sigma_dp, n)
+
+
+def noise_of(source: NoiseSource, sigma_dp: float, n: int) -> np.ndarray:
+    """What `source` adds to a mean of 1/4."""
     return np.array(
         [source.release(total=3 << 30, grid=2.0**-32, B=3, sigma_dp=sigma_dp, t=t, m=t % 7) - 0.25 for t in range(n)]
     )
@@ -76,3 +84,153 @@ def test_gaussian_stream() -> None:
     assert not variance_accepted(1.25 * values.ravel(), 1.0)
     np.testing.assert_array_equal(values, SeededNoise(3).gaussian((100, 200), "start", 1))
     assert not np.array_equal(values, source.gaussian((100, 200), "start", 2))
+
+
+# --- the secret source ----------------------------------------------------------------------------
+
+
+def test_secret_variance_is_accepted_and_others_are_rejected() -> None:
+    source = ExactNoise()
+    assert variance_accepted(noise_of(source, SIGMA, DRAWS // 2), SIGMA)
+    assert not variance_accepted(noise_of(source, 0.8 * SIGMA, DRAWS // 2), SIGMA)
+    assert not variance_accepted(noise_of(source, 1.25 * SIGMA, DRAWS // 2), SIGMA)
+
+
+def test_secret_shape_is_normal_and_on_the_grid() -> None:
+    values = noise_of(ExactNoise(), SIGMA, DRAWS)
+    assert stats.kstest(values / SIGMA, "norm").pvalue > ALPHA
+    assert stats.kstest(values / SIGMA, stats.uniform(-(3**0.5), 2 * 3**0.5).cdf).pvalue < ALPHA
+    steps = (values + 0.25) * 3 * 2.0**32
+    np.testing.assert_allclose(steps, np.round(steps), rtol=0, atol=1e-5)
+
+
+def test_a_coarse_grid_shows_the_discrete_gaussian() -> None:
+    """Noise of scale 2 on integers: frequencies of the discrete Gaussian, and not of one of scale 1.6."""
+
+    def accepted(scale: float) -> bool:
+        ks = np.arange(-12, 13)
+        weights = np.exp(-(ks**2) / (2 * scale**2))
+        expected = DRAWS * weights / weights.sum()
+        seen = np.array([(values == k).sum() for k in ks])
+        inner = slice(6, -6)  # cells with enough counts; the rest is one cell
+        got = np.append(seen[inner], DRAWS - seen[inner].sum())
+        want = np.append(expected[inner], DRAWS - expected[inner].sum())
+        return bool(stats.chisquare(got, want).pvalue > ALPHA)
+
+    source = ExactNoise()
+    values = np.array([source.release(total=7, grid=1.0, B=1, sigma_dp=2.0, t=t, m=1) - 7 for t in range(DRAWS)])
+    assert accepted(2.0)
+    assert not accepted(1.6)
+
+
+def test_large_sums_do_not_saturate() -> None:
+    total = (1 << 60) - 3
+    Delta = ExactNoise().release(total=total, grid=2.0**-60, B=1 << 20, sigma_dp=1e-12, t=0, m=0)
+    assert Delta == pytest.approx(2.0**-20, rel=1e-3)
+
+
+@pytest.mark.parametrize("total", [1.5, 3.0, np.int64(3), True, float("nan")])
+def test_only_integers_get_secret_noise(total: float) -> None:
+    with pytest.raises(ConfigError, match="integer sum"):
+        ExactNoise().release(total=total, grid=1.0, B=1, sigma_dp=1.0, t=0, m=0)
+
+
+def test_secret_noise_that_does_not_fit_is_refused_whatever_the_sum() -> None:
+    for total in (0, 1 << 40):
+        with pytest.raises(ConfigError, match="64 bits"):
+            ExactNoise().release(total=total, grid=2.0**-60, B=1, sigma_dp=1.0, t=0, m=0)
+
+
+def test_without_sigma_the_secret_source_adds_nothing() -> None:
+    assert ExactNoise().release(total=0.1 + 0.2, grid=1.0, B=3, sigma_dp=0.0, t=0, m=0) == (0.1 + 0.2) / 3
+
+
+def candidate_noises(seed: int, n: int) -> dict[str, np.ndarray]:
+    """What somebody who knows the run's public seeds would try: every stream, every generator, every round."""
+    found = {}
+    for name in ("noise", "direction", "schedule", "head", "gaussian", "coins", "generator"):
+        for stream in ((seed, name), (seed, name, 1), (name, seed)):
+            base = seed_of(*stream)
+            found[f"numpy {stream}"] = np.random.default_rng(base).standard_normal(n)
+            found[f"source {stream}"] = noise_of(SeededNoise(base), 1.0, n)
+        each = [np.random.default_rng(seed_of(seed, name, 1, t)).standard_normal() for t in range(n)]
+        found[f"each round {name}"] = np.array(each)
+    found["source of the seed"] = noise_of(SeededNoise(seed), 1.0, n)
+    found["numpy of the seed"] = np.random.default_rng(seed).standard_normal(n)
+    return found
+
+
+def test_no_seed_a_device_knows_explains_the_secret_noise() -> None:
+    """The residual correlates with no candidate; the same search finds seeded noise at once."""
+    n, seed = 400, 7
+    candidates = candidate_noises(seed, n)
+
+    def explained(noise: np.ndarray) -> list[str]:
+        bound = 6 / np.sqrt(n)  # six standard errors of an unrelated stream
+        return [name for name, other in candidates.items() if abs(np.corrcoef(noise, other)[0, 1]) > bound]
+
+    assert explained(noise_of(ExactNoise(), SIGMA, n)) == []
+    assert explained(noise_of(SeededNoise(seed_of(seed, "noise")), SIGMA, n)) == [f"source {(seed, 'noise')}"]
+
+
+def test_two_secret_sources_never_agree() -> None:
+    a, b = ExactNoise(), ExactNoise()
+    assert a.name == "exact"
+    assert not np.array_equal(a.gaussian((5,), "start", 1), b.gaussian((5,), "start", 1))
+    assert not np.array_equal(a.gaussian((5,), "start", 1), a.gaussian((5,), "start", 1))
+    assert not np.array_equal(a.coins(10_000, 0.1, "step", 1), a.coins(10_000, 0.1, "step", 1))
+    assert a.generator("x").bit_generator.random_raw() != a.generator("x").bit_generator.random_raw()
+    with pytest.raises(TypeError):
+        ExactNoise(3)  # type: ignore[call-arg]
+
+
+def test_secret_gaussian_stream() -> None:
+    values = ExactNoise().gaussian((100, 200), "head", 3).ravel()
+    assert values.dtype == np.float64
+    assert variance_accepted(values, 1.0)
+    assert not variance_accepted(1.25 * values, 1.0)
+    assert stats.kstest(values, "norm").pvalue > ALPHA
+
+
+def test_the_grid_of_the_account_is_the_grid_of_the_sum() -> None:
+    assert GRID_BITS == clipping.GRID_BITS
+
+
+# --- coins ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("q", [0.003, 0.13, 0.7])
+@pytest.mark.parametrize("source", [ExactNoise(), SeededNoise(5)])
+def test_coins_are_one_per_record(source: NoiseSource, q: float) -> None:
+    """Batch sizes are binomial, every record is as likely, neighbours are independent."""
+    D, steps = 400, 1000
+    drawn = np.zeros((steps, D), dtype=bool)
+    for step in range(steps):
+        ids = source.coins(D, q, "step", step)
+        assert (np.diff(ids) > 0).all()
+        drawn[step, ids] = True
+    sizes = drawn.sum(axis=1)
+    low, high = stats.chi2.ppf([ALPHA / 2, 1 - ALPHA / 2], steps)
+    assert low < ((sizes - q * D) ** 2).sum() / (D * q * (1 - q)) < high
+    assert abs(sizes.mean() - q * D) < 5 * np.sqrt(D * q * (1 - q) / steps)
+    counts = drawn.sum(axis=0)
+    assert np.abs(counts - q * steps).max() < 6 * np.sqrt(steps * q * (1 - q)) + 3
+    pairs = (drawn[:, 1:] & drawn[:, :-1]).mean()
+    assert abs(pairs - q * q) < 6 * q / np.sqrt(steps * D) * 2
+
+
+def test_coins_at_the_ends() -> None:
+    np.testing.assert_array_equal(SeededNoise(1).coins(5, 1.0), np.arange(5))
+    assert len(SeededNoise(1).coins(5, 1e-9)) == 0
+    generator = np.random.default_rng(0)
+    assert all(poisson_batch(generator, 3, 0.9).max(initial=0) < 3 for _ in range(200))
+    for q in (0.0, 1.1, float("nan")):
+        with pytest.raises(ConfigError, match="sampling probability"):
+            poisson_batch(generator, 5, q)
+
+
+def test_seeded_coins_and_generators_repeat_by_name() -> None:
+    a, b = SeededNoise(2), SeededNoise(2)
+    np.testing.assert_array_equal(a.coins(1000, 0.2, "step", 4), b.coins(1000, 0.2, "step", 4))
+    assert not np.array_equal(a.coins(1000, 0.2, "step", 4), a.coins(1000, 0.2, "step", 5))
+    assert a.generator("h").random() == b.generator("h").random() != a.generator("i").random()

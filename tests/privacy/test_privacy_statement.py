@@ -32,9 +32,19 @@ ASKED = PlanRequest(
 )
 
 
+WITH_HEAD: dict[str, Any] = {"head_rule": "dp-sgd", "head_batch": 6000, "head_steps": 100, "head_share": 0.5}
+
+
 def told(noise_source: NoiseSourceName = "seeded", **changes: Any) -> Statement:
     plan = make_plan(msgspec.structs.replace(ASKED, **changes))
-    return statement(plan, noise_source=noise_source, releases=plan.T // 2, epsilon_spent=0.25)
+    return statement(
+        plan,
+        noise_source=noise_source,
+        releases=plan.T // 2,
+        head_steps=plan.head_steps // 4,
+        epsilon_spent=0.25,
+        run_id="0123456789",
+    )
 
 
 def lines(found: Statement) -> dict[str, str]:
@@ -56,7 +66,7 @@ def test_an_exact_plan_with_simulated_noise() -> None:
     assert text["Accountant"].startswith("exact")
     assert text["Noise"].startswith("seeded")
     assert "300 of at most 600" in text["Released"]
-    assert "0.25" in text["Released"]
+    assert "0.25" in text["Spent so far"]
     for words in ("uplink", "predictions", "timing and order", "validation", "other runs", "backup"):
         assert words in text["Not covered"]
 
@@ -105,6 +115,7 @@ def test_nothing_released() -> None:
     text = lines(told("exact", T=0, participations=0))
     assert text["Epsilon"].startswith("0: nothing is released")
     assert text["Released"] == "nothing"
+    assert "Spent so far" not in text
 
 
 def test_given_weights_are_named_as_not_covered() -> None:
@@ -114,3 +125,65 @@ def test_given_weights_are_named_as_not_covered() -> None:
 
 def test_labels_protect_no_features() -> None:
     assert "features are not protected" in lines(told(protects="labels", starts=("pca", "pca")))["Protected"]
+
+
+def test_a_sampled_head_is_in_every_figure() -> None:
+    found = told("exact", **WITH_HEAD)
+    text = lines(found)
+    assert found.guarantee
+    assert "privacy loss distributions" in text["Accountant"]
+    assert "25 of at most 100 head steps" in text["Released"]
+    assert "q=0.1" in text["Released"]
+    assert "integers" in text["Noise"]
+    assert "float64" in text["Noise"]
+    assert found.head_steps == 25
+    assert found.covered[:2] == ("every Delta", "head rule dp-sgd")
+    # the risk is that of the whole: near a Gaussian with the same epsilon, far above that of the releases alone
+    mu = mu_of(1.0, 1e-6)
+    assert found.advantage == pytest.approx(advantage(mu), rel=0.03)
+    assert found.tpr_at_fpr == pytest.approx({"0.01": tpr_at_fpr(mu, 0.01), "0.001": tpr_at_fpr(mu, 0.001)}, rel=0.03)
+
+
+def test_a_head_that_may_leave_without_rounds() -> None:
+    text = lines(told("exact", **WITH_HEAD, T=0, participations=0))
+    assert text["Epsilon"].startswith("1 (replace-one)")
+    assert "Delta" not in text["Released"]
+    assert "devices are sent nothing" in text["Covered"]
+
+
+def test_the_table_of_artefacts() -> None:
+    found = {a.name: a for a in told("exact").artefacts}
+    assert list(found) == [
+        "Deltas",
+        "w_m",
+        "w_0",
+        "final head (refit)",
+        "predictions",
+        "logs and metrics",
+        "ledger",
+        "checkpoint",
+    ]
+    assert [name for name, a in found.items() if a.may_leave] == ["Deltas", "w_m", "w_0"]
+    features = {a.name: a for a in told("exact", protects="labels", starts=("pca", "pca")).artefacts}
+    assert not features["w_m"].may_leave
+    assert "features without noise" in features["w_m"].why
+    published = told("exact", accounting="paper", head_rule="sgd", starts=("random", "random")).artefacts
+    assert "un-noised labels" in {a.name: a for a in published}["w_0"].why
+    for nothing in (told("seeded").artefacts, published):
+        assert not any(a.may_leave for a in nothing)
+    table = told("exact").table().splitlines()
+    assert len(table) == 9
+    assert table[0].split() == ["artefact", "holder", "may", "leave", "why"]
+    assert len({line.index(word) for line, word in ((table[1], "yes"), (table[4], "no "))}) == 1
+
+
+def test_values_are_ready_for_json() -> None:
+    keys = (
+        "epsilon epsilon_zero_out epsilon_replace_one delta_dp neighbours protects adversary accountant noise_source "
+        "releases head_steps tpr_at_fpr advantage covered not_covered"
+    ).split()
+    for found in (told("exact"), told(epsilon=math.inf, C=math.inf)):
+        values = msgspec.json.decode(msgspec.json.encode(found.values()))
+        assert set(keys) <= set(values)
+        assert values["epsilon"] == ("inf" if math.isinf(found.epsilon) else 1.0)
+    assert values["runs"][0]["C"] == "inf"

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dpzv import __version__
-from dpzv.cli import data, recipes, train
+from dpzv.cli import data, privacy, recipes, train
 from dpzv.errors import DpzvError
 
 __all__ = ["app", "main"]
@@ -26,6 +26,7 @@ app.command("train")(train.train)
 app.command("resume")(train.resume)
 app.command("recipes")(recipes.recipes)
 app.add_typer(data.app, name="data")
+app.add_typer(privacy.app, name="privacy")
 
 
 def _version(asked: bool) -> None:

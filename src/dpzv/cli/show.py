@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["result"]
+__all__ = ["result", "statement_text"]
 
 INDENT = 15  # where the text of a statement's labelled line begins
 
@@ -35,11 +35,17 @@ def result(summaries: list[dict[str, Any]], folder: Path) -> None:
     console = Console()
     console.print(table)
     console.print()
-    for line in summaries[-1]["statement"].splitlines():
-        text = textwrap.fill(line, console.width - 1, subsequent_indent=" " * INDENT)
-        console.print(text, highlight=False, markup=False)
+    statement_text(summaries[-1]["statement"])
     console.print()
     console.print(f"Run folder: {folder}", highlight=False, markup=False)
+
+
+def statement_text(text: str) -> None:
+    """Print a statement, its long lines folded under their text."""
+    console = Console()
+    for line in text.splitlines():
+        folded = textwrap.fill(line, console.width - 1, subsequent_indent=" " * INDENT)
+        console.print(folded, highlight=False, markup=False)
 
 
 def _metrics(values: dict[str, Any]) -> str:

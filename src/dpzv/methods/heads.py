@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
+from dpzv.errors import ConfigError
 from dpzv.methods.steps import step_factor
 from dpzv.models.losses import Loss
 from dpzv.rng import seed_of
@@ -175,4 +176,6 @@ def make_head_rule(
         return JointZO(head, eta_0=eta_0, momentum=momentum, schedule=schedule, T=T, seed=seed)
     if name == "zo":
         return OwnZO(head, loss, lam, eta_0=eta_0, momentum=momentum, schedule=schedule, T=T, seed=seed)
+    if name != "sgd":  # fail closed: an unknown rule must not become the one without noise
+        raise ConfigError(f"head rule '{name}' is not one that needs no table; choose frozen, joint-zo, zo or sgd.")
     return OwnSGD(head, loss, eta_0=eta_0, momentum=momentum, schedule=schedule, T=T, seed=seed)

@@ -10,7 +10,8 @@ __all__ = ["step_factor"]
 
 
 def step_factor(schedule: Schedule, t: int, T: int) -> float:
-    """What eta is multiplied with in round t of T (t counts from 1): 1, or falling to 0."""
+    """What eta is multiplied with in round t of T: 1, or falling to 0. Rounds count from 1; 0 is before them all."""
+    t = max(t, 1)
     if schedule == "linear":
         return 1 - (t - 1) / T
     if schedule == "cosine":

@@ -101,14 +101,15 @@ def epsilon_of_parts(parts: Composition, delta_dp: float, neighbours: Neighbours
     """The epsilon of `parts` at `delta_dp`, rounded up.
 
     Formal guarantee: mechanisms with these costs are jointly (epsilon, delta_dp)-DP for one record, the noise of
-    the releases being drawn on integers.
+    the releases being drawn on integers. Where that noise is too coarse for so large an epsilon (above 30 or so), the
+    figure is that of concentrated DP, and infinite with a sampled head.
     """
     probability("delta_dp", delta_dp)
     for share in LATTICE_SHARES if parts.lattice else (0.0,):
         epsilon = _epsilon(parts, delta_dp * (1 - share), neighbours)
         if lattice_delta(parts.lattice, epsilon) <= share * delta_dp:
             return epsilon
-    return math.inf
+    return math.inf if sampled(parts) else gdp.zcdp_epsilon_of(gaussian_mu(parts, neighbours), delta_dp)
 
 
 def delta_of_parts(parts: Composition, epsilon: float, neighbours: Neighbours) -> float:

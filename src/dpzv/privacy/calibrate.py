@@ -32,9 +32,10 @@ def mu_left(spent: Composition, epsilon: float, delta_dp: float, neighbours: Nei
     """
     whole = mu_of(epsilon, delta_dp) ** 2
     left = whole - gaussian_mu(spent, neighbours) ** 2
-    if sampled(spent):
-        left = min(left, whole - _mu_squared(spent, delta_dp, neighbours))
-    if sampled(spent) and left > 0:
+    first = whole - _mu_squared(spent, delta_dp, neighbours) if sampled(spent) and left > 0 else left
+    if first <= 0:
+        left = 0.0
+    elif sampled(spent):
         s = neighbour_factor(ReleaseEvent, neighbours)
 
         def used(square: float) -> float:
@@ -44,7 +45,7 @@ def mu_left(spent: Composition, epsilon: float, delta_dp: float, neighbours: Nei
         def guess(square: float, part: float) -> float:
             return square + (1 - part) * whole
 
-        left = _settle(used, guess=guess, first=left, least=0.0, most=left)
+        left = _settle(used, guess=guess, first=first, least=0.0, most=left)
     if left <= 1e-6 * whole:
         raise PrivacyRefused(
             f"the earlier runs on these records leave nothing of epsilon={epsilon:g}; raise epsilon or stop here."

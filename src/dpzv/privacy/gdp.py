@@ -16,7 +16,17 @@ from collections.abc import Callable
 from dpzv.errors import ConfigError
 from dpzv.validate import positive, probability, whole
 
-__all__ = ["advantage", "delta_of", "epsilon_of", "mu_of", "paper_sigma_dp", "tpr_at_fpr", "true_mu_of_paper"]
+__all__ = [
+    "advantage",
+    "delta_of",
+    "epsilon_of",
+    "mu_of",
+    "paper_sigma_dp",
+    "tpr_at_fpr",
+    "true_mu_of_paper",
+    "zcdp_epsilon_of",
+    "zcdp_mu_of",
+]
 
 # `delta_of` is right to MARGIN * max(1, mu), relative (tested against 60 digits). The inverse functions aim
 # at a delta_dp smaller by this much, `mu_of` by twice as much, so `epsilon_of(mu_of(e, d), d) <= e`.
@@ -110,6 +120,23 @@ def mu_of(epsilon: float, delta_dp: float) -> float:
     while value_and_slope(high)[0] <= 0:
         low, high = high, 2 * high
     return _root(value_and_slope, kept=low, other=high)
+
+
+def zcdp_epsilon_of(mu: float, delta_dp: float) -> float:
+    """An epsilon of (mu^2/2)-zCDP at `delta_dp`, mu^2/2 + mu sqrt(2 log(1/delta_dp)), rounded up.
+
+    Noise on integers has exactly this concentrated DP, whatever its scale; the figure is a little looser than mu-GDP's.
+    """
+    _not_negative("mu", mu)
+    return mu * (mu / 2 + math.sqrt(-2 * math.log(probability("delta_dp", delta_dp)))) * (1 + MARGIN)
+
+
+def zcdp_mu_of(epsilon: float, delta_dp: float) -> float:
+    """The mu whose `zcdp_epsilon_of` is `epsilon`, rounded down."""
+    _not_negative("epsilon", epsilon)
+    half = -math.log(probability("delta_dp", delta_dp))
+    # sqrt(2 half + 2 epsilon) - sqrt(2 half), without the cancellation
+    return 2 * epsilon / (math.sqrt(2 * half + 2 * epsilon) + math.sqrt(2 * half)) * (1 - 4 * MARGIN)
 
 
 def advantage(mu: float) -> float:

@@ -22,14 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpzv.errors import DpzvError, PrivacyRefused
-from dpzv.privacy import store
-from dpzv.privacy.continuity import (
-    asked_of,
-    refuse_forgetful,
-    refuse_old_copy,
-    refuse_other_parents,
-    refuse_other_run,
-)
+from dpzv.privacy import continuity, store
 from dpzv.privacy.counters import CapCounters
 from dpzv.privacy.events import ReleaseEvent, StartEvent
 from dpzv.privacy.plan import PlanRequest, PrivacyPlan, plan_from_json, plan_to_json, start_event
@@ -91,8 +84,8 @@ class Ledger:
         With `durable` every release is on the disk when `write` or `wait` returns; without, for simulated noise only,
         rows wait in memory for `flush` and survive the process but not the machine.
         """
-        refuse_forgetful(noise_source, durable)
-        refuse_other_parents(plan, data_fingerprint)
+        continuity.refuse_forgetful(noise_source, durable)
+        continuity.refuse_other_parents(plan, data_fingerprint)
         meta = {
             "run_id": secrets.token_hex(16),
             "counter": "1",
@@ -121,15 +114,15 @@ class Ledger:
         a missing, damaged or copied file, another request, data set or noise source than the run began with, or fewer
         than `at_least` releases (those a checkpoint knows of: the ledger is then an old copy).
         """
-        refuse_forgetful(noise_source, durable)
+        continuity.refuse_forgetful(noise_source, durable)
         with plain_errors(path), store.reopen(path, durable=durable) as owned:
             ledger = cls(path, owned, ids_of, durable)
-            refuse_other_run(
+            continuity.refuse_other_run(
                 path,
-                began=asked_of(ledger.plan, ledger.data_fingerprint, ledger.noise_source),
-                now=asked_of(plan, data_fingerprint, noise_source),
+                began=continuity.asked_of(ledger.plan, ledger.data_fingerprint, ledger.noise_source),
+                now=continuity.asked_of(plan, data_fingerprint, noise_source),
             )
-            refuse_old_copy(path, releases=ledger.releases, at_least=at_least)
+            continuity.refuse_old_copy(path, releases=ledger.releases, at_least=at_least)
             ledger.counter += 1
             owned.connection.execute("UPDATE meta SET value = ? WHERE key = 'counter'", (str(ledger.counter),))
             return ledger
@@ -231,8 +224,8 @@ class Ledger:
                     f"the plan leaves {self.head_steps_left} of {self.plan.head_steps} head steps, got a block "
                     f"of {steps}; charge no more than are left."
                 )
-            row = (steps, self.counter)
-            self._connection.execute("INSERT INTO head_blocks (steps, counter) VALUES (?, ?)", row)
+            insert = "INSERT INTO head_blocks (steps, counter) VALUES (?, ?)"
+            self._connection.execute(insert, (steps, self.counter))
             self.head_steps += steps
 
     def write_start(self, event: StartEvent) -> None:

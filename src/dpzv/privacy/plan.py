@@ -20,11 +20,12 @@ from dpzv.privacy.accountant import (
     epsilon_of_parts,
     gaussian_mu,
     lattice_delta,
+    sampled,
 )
 from dpzv.privacy.calibrate import head_noise, mu_left
 from dpzv.privacy.coverage import ParentRun, PlanRequest, check_request, normalised, refuse_uncovered, warnings_of
 from dpzv.privacy.events import LATTICE_DISTANCE, ReleaseEvent, StartEvent, grid_scale, neighbour_factor
-from dpzv.privacy.gdp import epsilon_of, mu_of, paper_sigma_dp
+from dpzv.privacy.gdp import epsilon_of, mu_of, paper_sigma_dp, zcdp_mu_of
 from dpzv.terms import Neighbours
 from dpzv.validate import whole
 
@@ -121,7 +122,8 @@ def make_plan(asked: PlanRequest) -> PrivacyPlan:
     asked = normalised(asked)
     if not math.isinf(asked.epsilon) and asked.accounting == "exact":
         return _exact(asked)
-    plan = _with_budget(asked, mu_of(asked.epsilon, asked.delta_dp), mu_parents=0.0)
+    budget = mu_of(asked.epsilon, asked.delta_dp)
+    plan = _with_budget(asked, budget, whole=budget)
     if not plan.spends:
         return plan
     if math.isinf(plan.epsilon):
@@ -130,8 +132,8 @@ def make_plan(asked: PlanRequest) -> PrivacyPlan:
     return _as_published(plan)
 
 
-def _with_budget(asked: PlanRequest, budget: float, *, mu_parents: float) -> PrivacyPlan:
-    """The shares of a joint mu of `budget`, without any noise of releases or head yet."""
+def _with_budget(asked: PlanRequest, budget: float, *, whole: float) -> PrivacyPlan:
+    """The shares of a joint mu of `budget`, what parents leave of `whole`; no noise of releases or head yet."""
     noisy, start = asked.starts.count("dp-pca"), asked.start_share
     head = (asked.head_share if asked.T else 1 - start) if asked.head_steps else 0.0
     each = budget * math.sqrt(start / noisy) if noisy else 0.0
@@ -142,7 +144,7 @@ def _with_budget(asked: PlanRequest, budget: float, *, mu_parents: float) -> Pri
         mu=budget * math.sqrt(1 - start - head) if asked.T else 0.0,
         mu_start=tuple(each if name == "dp-pca" else 0.0 for name in asked.starts),
         mu_head=budget * math.sqrt(head) if asked.head_steps else 0.0,
-        mu_parents=mu_parents,
+        mu_parents=math.sqrt(max(0.0, whole**2 - budget**2)) if asked.parents else 0.0,
         cap=0.0,
         epsilon_zero_out=0.0,
         epsilon_replace_one=0.0,
@@ -164,21 +166,24 @@ def _as_published(plan: PrivacyPlan) -> PrivacyPlan:
 
 def _exact(asked: PlanRequest) -> PrivacyPlan:
     """Public batches, Gaussian parts adding up in squares, what remains for the head; see `PlanRequest`."""
-    before = compose(*(parent.cost for parent in asked.parents))
+    before = msgspec.structs.replace(compose(*(parent.cost for parent in asked.parents)), lattice=0.0)
     for share in LATTICE_SHARES:
         delta_dp = asked.delta_dp * (1 - share)
-        continuous = msgspec.structs.replace(before, lattice=0.0)
-        budget = mu_left(continuous, asked.epsilon, delta_dp, asked.neighbours) * (1 - _SLACK)
-        taken = math.sqrt(max(0.0, mu_of(asked.epsilon, delta_dp) ** 2 - budget**2)) if asked.parents else 0.0
-        plan = _with_releases(_with_budget(asked, budget, mu_parents=taken))
+        budget = mu_left(before, asked.epsilon, delta_dp, asked.neighbours) * (1 - _SLACK)
+        plan = _with_releases(_with_budget(asked, budget, whole=mu_of(asked.epsilon, delta_dp)))
         if not plan.spends:
             return plan
         if lattice_delta(plan.cost.lattice, plan.epsilon) <= share * plan.delta_dp:
             return _claimed(_with_head(plan, delta_dp))
-    raise PrivacyRefused(
-        f"noise on integers keeps no epsilon as large as {asked.epsilon:g} at delta_dp={asked.delta_dp:g}; "
-        "lower epsilon (below 30 is safe), raise delta_dp, or set epsilon to inf."
-    )
+    # e^epsilon times the lattice is beyond delta_dp; concentrated DP knows no lattice, but no sampling either
+    whole = zcdp_mu_of(asked.epsilon, asked.delta_dp)
+    left = whole**2 - gaussian_mu(before, asked.neighbours) ** 2
+    if asked.head_steps or sampled(before) or left <= 0:
+        raise PrivacyRefused(
+            f"noise on integers keeps no epsilon as large as {asked.epsilon:g} beside a sampled head, and none beside "
+            "earlier runs that spent it; lower epsilon (below 30 is safe) or choose another head rule."
+        )
+    return _claimed(_with_releases(_with_budget(asked, math.sqrt(left) * (1 - _SLACK), whole=whole)))
 
 
 def _with_releases(plan: PrivacyPlan) -> PrivacyPlan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from dpzv.privacy.coverage import ParentRun
 from dpzv.privacy.events import ReleaseEvent, unit_mu
 from dpzv.privacy.plan import PrivacyPlan, epsilon_spent, own_cost, plan_from_json
 from dpzv.privacy.statement import RunSpent, Statement, joint_statement
-from dpzv.privacy.store import plain_errors, read_only
+from dpzv.privacy.store import snapshot
 from dpzv.terms import NoiseSourceName
 
 __all__ = ["LedgerView", "parents_of", "read_ledger", "spent"]
@@ -33,20 +34,21 @@ class LedgerView(Struct, frozen=True, kw_only=True):
 
 def read_ledger(path: Path) -> LedgerView:
     """The ledger file `path`, or the one in the run folder `path`; the run may be alive."""
-    file = path / "ledger.sqlite" if path.is_dir() else path
-    with read_only(file) as connection, plain_errors(file):
-        meta: dict[str, str] = dict(connection.execute("SELECT key, value FROM meta"))
-        turns: dict[int, int] = dict(connection.execute("SELECT m, COUNT(*) FROM releases GROUP BY m"))
-        (head_steps,) = connection.execute("SELECT COALESCE(SUM(steps), 0) FROM head_blocks").fetchone()
-        return LedgerView(
-            run_id=meta["run_id"],
-            data_fingerprint=meta["data_fingerprint"],
-            noise_source="exact" if meta["noise_source"] == "exact" else "seeded",
-            plan=plan_from_json(meta["plan"]),
-            releases=sum(turns.values()),
-            head_steps=head_steps,
-            turns=turns,
-        )
+    return snapshot(path / "ledger.sqlite" if path.is_dir() else path, _view)
+
+
+def _view(connection: sqlite3.Connection) -> LedgerView:
+    meta: dict[str, str] = dict(connection.execute("SELECT key, value FROM meta"))
+    turns: dict[int, int] = dict(connection.execute("SELECT m, COUNT(*) FROM releases GROUP BY m"))
+    return LedgerView(
+        run_id=meta["run_id"],
+        data_fingerprint=meta["data_fingerprint"],
+        noise_source="exact" if meta["noise_source"] == "exact" else "seeded",
+        plan=plan_from_json(meta["plan"]),
+        releases=sum(turns.values()),
+        head_steps=sum(steps for (steps,) in connection.execute("SELECT steps FROM head_blocks")),
+        turns=turns,
+    )
 
 
 def spent(paths: Sequence[Path]) -> Statement:

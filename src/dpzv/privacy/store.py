@@ -9,18 +9,20 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from dpzv.errors import DiskError, PrivacyRefused
 
-__all__ = ["SCHEMA", "Owned", "create", "plain_errors", "read_only", "reopen"]
+__all__ = ["SCHEMA", "Owned", "create", "plain_errors", "reopen", "snapshot"]
+
+T = TypeVar("T")
 
 SCHEMA = 2
 
@@ -131,22 +133,27 @@ def reopen(path: Path, *, durable: bool) -> Owned:
         return owned
 
 
-@contextmanager
-def read_only(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that sees all committed rows and writes nothing, whether or not the run is alive."""
+def snapshot(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
+    """What `read` finds in one moment of the ledger; nothing is written, and the run may be alive.
+
+    A ledger without a log beside it has no owner and is read as it lies; should an owner come meanwhile, it is read
+    once more, with all committed rows of the log.
+    """
     _refuse_missing(path)
+    log = path.with_name(path.name + "-wal")
     with plain_errors(path):
-        name = f"file:{quote(str(path.resolve()))}?mode=ro"
-        # in a folder that cannot be written, a ledger nobody has open needs no log beside it
-        if not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists():
-            name += "&immutable=1"
-        connection = sqlite3.connect(name, uri=True, isolation_level=None, timeout=5.0)
-        try:
-            _refuse_damaged(connection)
-            connection.execute("BEGIN")  # one moment of the ledger, whatever the owner writes meanwhile
-            yield connection
-        finally:
-            connection.close()
+        while True:
+            alone = not log.exists()
+            name = f"file:{quote(str(path.resolve()))}?mode=ro" + ("&immutable=1" if alone else "")
+            connection = sqlite3.connect(name, uri=True, isolation_level=None, timeout=5.0)
+            try:
+                _refuse_damaged(connection)
+                connection.execute("BEGIN")
+                found = read(connection)
+            finally:
+                connection.close()
+            if not (alone and log.exists()):
+                return found
 
 
 def _home(path: Path) -> dict[str, str]:

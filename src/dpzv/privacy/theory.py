@@ -144,18 +144,21 @@ def bound(constants: Constants, *, T: int, eta: float, lam: float, C: float, sig
     k, d_m, B = constants, constants.d_m, constants.B
     L, gamma = k.L, gamma_1(k, eta)
     P = clip_probability(k, lam, C) if math.isfinite(C) else 0.0
-    over = 1 / (k.q_m * (1 - P)) if P < 1 else math.inf
     clipped = P * C**2 if P else 0.0
     both = (4 - B) * L + (B + 2) * gamma
+
+    def term(value: float) -> float:
+        return value / (k.q_m * (1 - P)) if P < 1 else math.inf
+
     slack = 1 + 1e-12
     return Bound(
-        start=8 * k.F / (eta * T) * over,
-        zo=2 * d_m / T * over,
-        smoothing=8 / (L * k.d * eta * T) * over,
-        sampling=16 * eta * (4 * L + 2 * gamma) * d_m * k.sigma_s**2 / B * over,
-        smoothing_noise=max(0.0, 4 * eta * both * d_m / (B * T)) * over,
-        clipping=16 * eta * (2 * L + gamma) * clipped * d_m / B * over,
-        noise=16 * eta * (2 * L + gamma) * sigma_dp**2 * d_m * over,
+        start=term(8 * k.F / (eta * T)),
+        zo=term(2 * d_m / T),
+        smoothing=term(8 / (L * k.d * eta * T)),
+        sampling=term(16 * eta * (4 * L + 2 * gamma) * d_m * k.sigma_s**2 / B),
+        smoothing_noise=term(max(0.0, 4 * eta * both * d_m / (B * T))),
+        clipping=term(16 * eta * (2 * L + gamma) * clipped * d_m / B),
+        noise=term(16 * eta * (2 * L + gamma) * sigma_dp**2 * d_m),
         clip_probability=P,
         admissible=eta <= admissible_eta(k, T) * slack and lam <= admissible_lam(k, T) * slack and P < 1,
     )

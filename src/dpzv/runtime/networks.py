@@ -91,11 +91,10 @@ def _load(network: torch.nn.Module, file: str, m: int) -> None:
         raise DataError(f"the weights {file} do not fit device {m}'s network ({reason}); give matching ones.") from None
 
 
-def load_head(path: Path) -> Head:
-    """The head in a finished run's ``weights/server.safetensors``: the final one if there is one, else w_0."""
-    tensors = safetensors.torch.load_file(path)
-    name = "final" if "final.hidden.weight" in tensors else "w_0"
-    state = {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
+def load_head(weights: Path) -> Head:
+    """The head in a finished run's ``weights/``: the refitted one if there is one, else w_0."""
+    final = weights / "final.safetensors"
+    state = safetensors.torch.load_file(final if final.exists() else weights / "server.safetensors")
     hidden, inputs = state["hidden.weight"].shape
     head = Head(inputs, hidden, len(state["out.weight"]), torch.Generator())
     head.load_state_dict(state)

@@ -14,6 +14,7 @@ from dpzv.config import Config
 from dpzv.data import catalogue
 from dpzv.data.dataset import Dataset, check
 from dpzv.data.schedule import BatchSchedule
+from dpzv.errors import PrivacyRefused
 from dpzv.privacy.ledger import BatchIds, Ledger
 from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
 from dpzv.privacy.plan import PrivacyPlan, start_event
@@ -81,6 +82,11 @@ def _simulate(
     max_seconds: float,
 ) -> dict[str, Any] | None:
     with make_ledger(config, data, plan, folder) as ledger, folder:
+        if ledger.plan.z != plan.z:
+            raise PrivacyRefused(
+                f"the run began with head noise z={ledger.plan.z!r}, and the installed accountant now gives {plan.z!r}; "
+                "resume with the versions in its summary's `versions`, or start a new run."
+            )
         for i, name in enumerate(plan.starts):
             if name == "dp-pca":
                 ledger.write_start(start_event(ledger.plan, i))

@@ -210,7 +210,8 @@ class Simulation:
         parts, server, head_config = self._parts, self._parts.server, self._config.head
         rows = self._test_rows()
         private = measure(server.rule.head, rows, parts.y_test, parts.task, parts.loss)
-        final, tensors = private, {f"w_0.{k}": v for k, v in server.rule.head.state_dict().items()}
+        final, weights = private, self._folder.path / "weights"
+        write_tensors(weights / "server.safetensors", server.rule.head.state_dict(), {})
         if head_config.final == "refit":
             head = make_head(self._config, server.table.h.shape[1], parts.outputs, "final")
             refit(
@@ -224,9 +225,8 @@ class Simulation:
                 seed=self._config.train.seed,
             )
             final = measure(head, rows, parts.y_test, parts.task, parts.loss)
-            tensors |= {f"final.{k}": v for k, v in head.state_dict().items()}
-        weights = self._folder.path / "weights"
-        write_tensors(weights / "server.safetensors", tensors, {})
+            # a file of its own: w_0 may leave the server, the refitted head may not
+            write_tensors(weights / "final.safetensors", head.state_dict(), {})
         for device in parts.devices:
             write_tensors(weights / f"device-{device.m}.safetensors", device.rule.network.state_dict(), {})
         self._epsilon_spent = self._gate.epsilon_spent

@@ -1,0 +1,128 @@
+"""The audit: every strategy against one target, each bounded at a share of the overall confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from dpzv.attacks.bound import Evidence, epsilon_bound
+from dpzv.attacks.head import filled_rows
+from dpzv.attacks.seeds import known_seeds
+from dpzv.attacks.strategies import huge_embedding, matched_filter, negative, repeated_id, shared_scale
+from dpzv.attacks.target import Target
+from dpzv.validate import whole
+
+__all__ = ["CONFIDENCE", "STRATEGIES", "Audit", "Finding", "Strategy", "attack", "audit"]
+
+CONFIDENCE = 0.9999
+"""Of the whole audit: at 95 %, one correct build in twenty would fail."""
+
+
+class Strategy(msgspec.Struct, frozen=True, kw_only=True):
+    """A named attack. `most` bounds its runs per world where more would show nothing new.
+
+    `head` names the only head rule it applies to; empty: all of them.
+    """
+
+    name: str
+    catches: str
+    play: Callable[[Target, int], Evidence]
+    most: int
+    head: str = ""
+
+
+STRATEGIES = (
+    Strategy(name="matched-filter", catches="too little noise", play=matched_filter, most=1_000_000),
+    Strategy(name="negative", catches="a one-sided clip", play=negative, most=400),
+    Strategy(name="huge-embedding", catches="an un-noised head", play=huge_embedding, most=400),
+    Strategy(name="repeated-id", catches="a batch chosen by a device", play=repeated_id, most=400),
+    Strategy(name="known-seeds", catches="noise from a known seed", play=known_seeds, most=400),
+    Strategy(name="shared-scale", catches="a row that moves others", play=shared_scale, most=400),
+    Strategy(
+        name="filled-rows",
+        catches="a head that samples filled rows",
+        play=filled_rows,
+        most=400,
+        head="dp-sgd",
+    ),
+)
+"""What an audit tries, in this order. The confidence is shared between all of them, whether they apply or not."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What one strategy shows: epsilon at `delta_dp` is at least `lower_bound`, where `claim` is promised.
+
+    `noise_factor`: by how much the noise that was attacked would have to be smaller than planned; above 1 is a fault.
+    `trials` counts runs per world.
+    """
+
+    strategy: str
+    catches: str
+    claim: float
+    lower_bound: float
+    noise_factor: float
+    trials: int
+
+    @property
+    def above(self) -> bool:
+        """Whether the claim does not hold."""
+        return self.lower_bound > self.claim
+
+
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome: the finding nearest to its claim or furthest above it, and all of them.
+
+    With probability `confidence` all bounds hold at once. Epsilons are for replace-one at `delta_dp`.
+    """
+
+    recipe: str
+    claim: float
+    lower_bound: float
+    confidence: float
+    trials: int
+    strategy: str
+    delta_dp: float
+    noise_source: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def above(self) -> bool:
+        """Whether any strategy shows more than is claimed."""
+        return any(finding.above for finding in self.findings)
+
+
+def attack(target: Target, strategy: Strategy, trials: int) -> Finding:
+    """One strategy with at most `trials` runs per world."""
+    runs = min(whole("trials", trials, 1), strategy.most)
+    evidence = strategy.play(target, runs)
+    lower_bound, factor = epsilon_bound(evidence, (1 - CONFIDENCE) / len(STRATEGIES))
+    return Finding(
+        strategy=strategy.name,
+        catches=strategy.catches,
+        claim=evidence.claim,
+        lower_bound=lower_bound,
+        noise_factor=factor,
+        trials=runs,
+    )
+
+
+def audit(target: Target, trials: int, observe: Callable[[Finding], None]) -> Audit:
+    """Run every strategy that applies; `observe` sees each finding as it comes."""
+    findings = []
+    for strategy in STRATEGIES:
+        if strategy.head in ("", target.config.head.rule):
+            findings.append(attack(target, strategy, trials))
+            observe(findings[-1])
+    worst = max(findings, key=lambda finding: finding.lower_bound / finding.claim)
+    return Audit(
+        recipe=target.config.recipe,
+        claim=worst.claim,
+        lower_bound=worst.lower_bound,
+        confidence=CONFIDENCE,
+        trials=worst.trials,
+        strategy=worst.strategy,
+        delta_dp=target.config.privacy.delta_dp,
+        noise_source=target.noise.name,
+        findings=tuple(findings),
+    )

@@ -1,0 +1,69 @@
+"""The record whose label an attack tries to read, and the embeddings that make its term large.
+
+The adversary knows everything but the canary's label: the head at its start is public, the records' other values too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpzv.attacks.target import Machine
+from dpzv.rng import torch_generator
+from dpzv.zo.estimator import delta_zo
+
+__all__ = ["LABELS", "NOTHING", "probe", "rows"]
+
+LABELS = (0, 1)
+"""The two labels of the canary; all other records have the first."""
+
+NOTHING = float("nan")
+"""An embedding that contributes 0: the server stores a row that is not finite as zeros."""
+
+# how many directions are tried, and how long they may be; half precision ends at 65,504
+_TRIES = 512
+_LENGTHS = tuple(2.0**k for k in range(-6, 13))
+
+
+@torch.no_grad()
+def probe(machine: Machine, m: int, least: float = 0.0) -> torch.Tensor:
+    """An embedding h [k] of device m for which +h and -h give a large `delta_zo`, negative for the first label only.
+
+    Large is `least`, beyond the clip, and a loss that changes by 2, which no step of w_0 undoes; the shortest of the
+    lengths tried that reaches it, else the best there is. The midpoint is 0: the table stays as it was.
+    """
+    rule, table = machine.server.rule, machine.server.table
+    lam = machine.lams[m - 1]
+    least = max(least, 8 * machine.plan.C, 1 / lam)
+    columns = table.columns(m)
+    tried = _directions(table.widths[m - 1], m)
+    best, found = -1.0, tried[0]
+    for length in _LENGTHS:
+        losses = []
+        for sign in (1, -1):
+            rows = torch.zeros(len(tried), table.h.shape[1])
+            rows[:, columns] = sign * length * tried
+            losses.append([rule.loss(rule.head(rows), torch.full((len(rows),), label)) for label in LABELS])
+        first, second = (delta_zo(plus, minus, lam) for plus, minus in zip(*losses, strict=True))
+        strength = torch.minimum(-first, second)
+        top = int(strength.argmax())
+        if float(strength[top]) > best:
+            best, found = float(strength[top]), length * tried[top]
+        if best >= least:
+            break
+    return found
+
+
+def _directions(width: int, m: int) -> torch.Tensor:
+    """Unit vectors [n, width], each with its opposite."""
+    half = torch.randn(_TRIES // 2, width, generator=torch_generator("probe", m))
+    half = half / half.norm(dim=1, keepdim=True)
+    return torch.cat([half, -half])
+
+
+def rows(ids: NDArray[np.int64], canary: int, h: torch.Tensor, others: torch.Tensor | None = None) -> torch.Tensor:
+    """Embeddings [B, k] of a batch: `h` wherever the canary stands, `others` (or nothing) elsewhere."""
+    found = torch.full((len(ids), len(h)), NOTHING) if others is None else others.repeat(len(ids), 1)
+    found[torch.from_numpy(ids == canary)] = h
+    return found

@@ -1,0 +1,184 @@
+"""Attacks on the releases: each plays a few rounds in two worlds that differ in one record, then repeats the runs.
+
+Every strategy is a plain function of a target and a number `n` of runs per world. Its scores are larger in the second
+world ("high") than in the first ("low") if it has found anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpzv.attacks.bound import Evidence
+from dpzv.attacks.canary import LABELS, probe, rows
+from dpzv.attacks.target import Machine, Target, Transcript
+from dpzv.errors import PeerError, PrivacyRefused
+from dpzv.privacy.accountant import Composition
+from dpzv.privacy.plan import PrivacyPlan
+from dpzv.protocol.messages import Release
+
+__all__ = [
+    "FEW",
+    "both_worlds",
+    "canary_at_the_clip",
+    "huge_embedding",
+    "matched_filter",
+    "negative",
+    "of_releases",
+    "repeated_id",
+    "shared_scale",
+]
+
+Seen = TypeVar("Seen")
+
+FEW = 4
+"""Records a batch where only the canary's own term matters."""
+
+MANY = 64
+"""Records a batch where one record may move the others' terms, or take their places."""
+
+OUTLIER = 3e4
+"""A number far above any embedding that half precision can still carry."""
+
+
+def matched_filter(target: Target, n: int) -> Evidence:
+    """A canary at the clip in every batch it may be in; the likelihood ratio is the sum of its releases."""
+    low, high, plan = both_worlds(target, n, FEW, lambda machine, world: canary_at_the_clip(machine, world, n))
+    return of_releases(plan, low.Delta.sum(axis=1), high.Delta.sum(axis=1), 0.0)
+
+
+def canary_at_the_clip(machine: Machine, world: int, n: int) -> Transcript:
+    """What all devices together see, `n` times, of a record whose label makes its terms -C (world 0) or +C (1).
+
+    It is in one batch of every device, whose other records contribute 0.
+    """
+    canary = int(machine.ids(1, 0)[0])
+    machine.server.y_train[canary] = LABELS[world]
+    played = []
+    for m in range(1, len(machine.schedules) + 1):
+        position = machine.turn(m, canary)
+        h = rows(machine.ids(m, position), canary, probe(machine, m))
+        pending, release = machine.play(m, position, h, -h)
+        machine.server.accept(release)
+        played.append(pending)
+    return machine.repeat(played, n)
+
+
+def negative(target: Target, n: int) -> Evidence:
+    """Strongly negative differences: below -C there must be nothing.
+
+    The threshold is eight standard deviations beyond what a two-sided clip lets through.
+    """
+
+    def play(machine: Machine, world: int) -> NDArray[np.float64]:
+        ids, plan = machine.ids(1, 0), machine.plan
+        machine.server.y_train[ids[0]] = LABELS[1 - world]
+        h = rows(ids, int(ids[0]), probe(machine, 1, least=32 * (plan.C + plan.B * plan.sigma_dp)))
+        pending, _ = machine.play(1, 0, h, -h)
+        return -machine.repeat([pending], n).Delta[:, 0]
+
+    low, high, plan = both_worlds(target, n, FEW, play)
+    return of_releases(plan, low, high, plan.C / plan.B + 8 * plan.sigma_dp)
+
+
+def repeated_id(target: Target, n: int) -> Evidence:
+    """A batch in which the canary stands alone, or more than once: whatever the server can be talked into.
+
+    Tried are a message of one record and the canary's batch twice; the batch is the one with the most repetitions of
+    one id among the device's first. What the server refuses is not used.
+    """
+
+    def play(machine: Machine, world: int) -> NDArray[np.float64]:
+        canary, position = _most_repeated(machine)
+        machine.server.positions[0] = position
+        machine.server.y_train[canary] = LABELS[world]
+        h = probe(machine, 1)
+        whole = rows(machine.ids(1, position), canary, h)
+        played = []
+        for message in (h[None], whole, whole):
+            try:
+                pending, release = machine.play(1, position, message, -message)
+            except (PeerError, PrivacyRefused):
+                continue
+            machine.server.accept(release)
+            played.append(pending)
+            if len(message) == 1:  # nothing reads more than the record alone
+                break
+        scores: NDArray[np.float64] = machine.repeat(played, n).Delta.sum(axis=1)
+        return scores
+
+    low, high, plan = both_worlds(target, 2 * n, MANY, play)  # a run may have two rounds
+    return of_releases(plan, low, high, 0.0)
+
+
+def shared_scale(target: Target, n: int) -> Evidence:
+    """One outlier among ordinary rows: its size must not move the terms of the others.
+
+    All others are at -C. The canary's own term is 0 in both worlds; in the second its embedding is an outlier.
+    """
+
+    def play(machine: Machine, world: int) -> NDArray[np.float64]:
+        ids, h = machine.ids(1, 0), probe(machine, 1)
+        own = torch.full_like(h, world * OUTLIER)
+        pending, _ = machine.play(1, 0, rows(ids, int(ids[0]), own, h), rows(ids, int(ids[0]), own, -h))
+        return machine.repeat([pending], n).Delta[:, 0]
+
+    low, high, plan = both_worlds(target, n, MANY, play)
+    return of_releases(plan, low, high, -plan.C / 2)
+
+
+def huge_embedding(target: Target, n: int) -> Evidence:
+    """A canary with a huge embedding in round 1, a batch without it in round 2: w_0 must not have learnt its label.
+
+    Both worlds go on with the same first release, since the claim holds for every history; what still differs in
+    round 2 came through w_0. (Steps of a dp-sgd head count as released themselves: `filled_rows` looks at them.)
+    """
+    history: list[Release] = []
+
+    def play(machine: Machine, world: int) -> NDArray[np.float64]:
+        ids, h = machine.ids(1, 0), probe(machine, 1)
+        machine.server.y_train[ids[0]] = LABELS[world]
+        huge = rows(ids, int(ids[0]), h * (OUTLIER / h.abs().max()))
+        history.append(machine.play(1, 0, huge, huge)[1])
+        machine.server.accept(history[0])
+        ordinary = h.repeat(machine.plan.B, 1)
+        pending, _ = machine.play(1, 1, ordinary, torch.zeros_like(ordinary))
+        return machine.repeat([pending], n).Delta[:, 0]
+
+    low, high, plan = both_worlds(target, n, MANY, play)
+    return of_releases(plan, low, high, -plan.C / 2)
+
+
+def both_worlds(target: Target, n: int, B: int, play: Callable[[Machine, int], Seen]) -> tuple[Seen, Seen, PrivacyPlan]:
+    """What `play(machine, world)` saw in world 0 and in world 1, and the plan of both.
+
+    There are batches of B records for `n` repetitions and two rounds of each device, and no record is twice in the
+    batches of one device.
+    """
+    batches, seen = n + 2, []
+    for world in range(2):
+        with target.machine(B=B, batches=batches, rounds=target.M * batches) as machine:
+            seen.append(play(machine, world))
+            plan = machine.plan
+    return seen[0], seen[1], plan
+
+
+def of_releases(plan: PrivacyPlan, low: NDArray[np.float64], high: NDArray[np.float64], threshold: float) -> Evidence:
+    """Scores computed from releases alone, against what the plan claims for them."""
+    cost = Composition(releases=plan.cap)
+    return Evidence(low, high, threshold, cost, plan.delta_dp, plan.epsilon_replace_one)
+
+
+def _most_repeated(machine: Machine) -> tuple[int, int]:
+    """The record that stands most often in one of the first batches of device 1, and that batch's position."""
+    most, canary, where = 0, 0, 0
+    for position in range(MANY):
+        batch = machine.ids(1, position)
+        _, first, counts = np.unique(batch, return_index=True, return_counts=True)
+        if counts.max() > most:  # of several, the one that stands first
+            most, canary, where = int(counts.max()), int(batch[first[counts == counts.max()].min()]), position
+    return canary, where

@@ -1,0 +1,226 @@
+"""What is attacked: the server and the gate of a configuration, as `dpzv train` builds them, over made-up records.
+
+The universe is small, and so are batch and number of rounds. Clip, budget, neighbours, what is protected, head rule,
+starts, codec and seed are the configuration's, and the plan is made by the same function, so the claim is the same and
+the noise on a *sum* is that of a run in which a record takes part once per device. Devices do not take part: the
+attack speaks for all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpzv.config import Config, per_device
+from dpzv.data.cards import CARDS
+from dpzv.data.dataset import Dataset
+from dpzv.data.schedule import BatchSchedule
+from dpzv.errors import ConfigError
+from dpzv.models.networks import linear
+from dpzv.privacy.ledger import Ledger
+from dpzv.privacy.noise import NoiseSource
+from dpzv.privacy.plan import PrivacyPlan
+from dpzv.protocol.codec import Codec
+from dpzv.protocol.messages import Embeddings, Fill, Pending, Release
+from dpzv.protocol.server import Server
+from dpzv.rng import torch_generator
+from dpzv.runtime.build import assemble, plan_of, rounds_of
+from dpzv.runtime.gate import Gate
+from dpzv.terms import Task
+from dpzv.validate import one_of
+
+__all__ = ["Machine", "Target", "Transcript", "target_of"]
+
+HEAD_STEPS = 8
+"""Steps of a dp-sgd head in one short run."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transcript:
+    """What the devices saw in `n` repetitions of R rounds: `Delta`, `t` and `position` are [n, R], `m` is [R]."""
+
+    Delta: NDArray[np.float64]
+    t: NDArray[np.int64]
+    position: NDArray[np.int64]
+    m: NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class Machine:
+    """One world: a server with its labels, the gate before it, and the public batches."""
+
+    server: Server
+    gate: Gate
+    codecs: tuple[Codec, ...]
+    schedules: list[BatchSchedule]
+    lams: tuple[float, ...]
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """The plan that the gate keeps."""
+        return self.gate.plan
+
+    def ids(self, m: int, position: int) -> NDArray[np.int64]:
+        """The public batch of device m at `position`."""
+        return self.schedules[m - 1].ids(position)
+
+    def turn(self, m: int, record: int) -> int:
+        """The first position of device m whose batch holds `record`; the server is told to expect it next.
+
+        The batches before it are other people's: leaving them out changes nothing that `record` pays for.
+        """
+        schedule = self.schedules[m - 1]
+        position = next(k for k in range(-(-schedule.D // schedule.B)) if record in schedule.ids(k))
+        self.server.positions[m - 1] = position
+        return position
+
+    def fill(self, m: int, record: int, h: torch.Tensor) -> None:
+        """Device m uploads the row of one record before the first round."""
+        message = self.codecs[m - 1].decode(self.codecs[m - 1].encode(Fill(m, record, h[None])))
+        assert isinstance(message, Fill)
+        self.server.fill(message)
+
+    def play(self, m: int, position: int, h_plus: torch.Tensor, h_minus: torch.Tensor) -> tuple[Pending, Release]:
+        """One round up to its release, through codec, server and gate; `server.accept` closes it.
+
+        Raises PeerError when the server refuses the message.
+        """
+        codec = self.codecs[m - 1]
+        frame = codec.encode(Embeddings(m, position, h_plus, h_minus))
+        message = codec.decode(frame)
+        assert isinstance(message, Embeddings)
+        pending = self.server.ask(message, self.gate.contributes(self.server.t + 1, message))
+        return pending, self.gate.release(pending, hashlib.sha256(frame).digest())
+
+    def repeat(self, rounds: list[Pending], n: int) -> Transcript:
+        """The releases of `rounds` in `n` further runs over the same records, through the gate.
+
+        What the server sums is a function of the records and of the history; only the noise differs between runs. So
+        the sums are taken from the rounds already played, and each run's releases are drawn for batches of their own,
+        as further rounds of one ledger, whose plan allows a record one batch per device all the same.
+        """
+        played = {(pending.m, pending.position) for pending in rounds}
+        free = [iter(k for k in range(n + len(played)) if (pending.m, k) not in played) for pending in rounds]
+        shape = (n, len(rounds))
+        Delta, t, position = np.empty(shape), np.empty(shape, np.int64), np.empty(shape, np.int64)
+        last = self.gate.ledger.last_t
+        for j in range(n):
+            for r, pending in enumerate(rounds):
+                last += 1
+                drawn = replace(pending, t=last, position=next(free[r]))
+                Delta[j, r] = self.gate.release(drawn, b"").Delta
+                t[j, r], position[j, r] = drawn.t, drawn.position
+        return Transcript(Delta, t, position, np.array([pending.m for pending in rounds]))
+
+
+@dataclass(frozen=True)
+class Target:
+    """A configuration under attack: the task and the number of devices of its data, and the noise it uses.
+
+    `q` is the probability that a record is in the batch of a head step.
+    """
+
+    config: Config
+    noise: NoiseSource
+    task: Task
+    n_classes: int
+    M: int
+    q: float
+
+    @contextmanager
+    def machine(self, *, B: int, batches: int, rounds: int) -> Iterator[Machine]:
+        """A world of B * `batches` records, all with the first label, and a plan of `rounds` rounds in all.
+
+        With a dp-sgd head the plan has `HEAD_STEPS` head steps; without rounds they have the budget to themselves.
+        """
+        D = B * batches
+        config = _short(self.config, B=B, rounds=rounds, head_batch=max(1, round(self.q * D)))
+        plan = _plan(config, D, self.M)
+        parts = assemble(config, self._records(D), self._networks(config), plan, self.noise)
+        schedules = [BatchSchedule(config.train.seed, m, B, D) for m in range(1, self.M + 1)]
+        lams = per_device("train.lam", config.train.lam, self.M)
+        # nobody is behind these records, so this ledger may forget, whatever the noise
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Ledger.create(
+                Path(folder) / "ledger.sqlite",
+                plan=plan,
+                data_fingerprint="audit",
+                noise_source="seeded",
+                ids_of=lambda m, position: schedules[m - 1].ids(position),
+                durable=False,
+            ) as ledger,
+        ):
+            yield Machine(parts.server, Gate(ledger, self.noise), parts.codecs, schedules, lams)
+
+    def _records(self, D: int) -> Dataset:
+        """D records without features; test records are not looked at."""
+        x = np.zeros((D, 1), np.float32)
+        y = np.zeros(D, np.float32 if self.task == "regression" else np.int64)
+        return Dataset(
+            name="audit",
+            task=self.task,
+            n_classes=self.n_classes,
+            devices=tuple(f"device-{m}" for m in range(1, self.M + 1)),
+            x_train=(x,) * self.M,
+            y_train=y,
+            x_test=(x[:1],) * self.M,
+            y_test=y[:1],
+            fingerprint="audit",
+            source="Made up for an audit.",
+        )
+
+    def _networks(self, config: Config) -> list[torch.nn.Module]:
+        """Networks that only tell the server how wide the embeddings are."""
+        widths = per_device("devices.embedding", config.devices.embedding, self.M)
+        return [linear(1, width, torch_generator("audit", m)) for m, width in enumerate(widths)]
+
+
+def target_of(config: Config, noise: NoiseSource) -> Target:
+    """The configuration as a target, over records like those of its data set; no data are read."""
+    one_of("data set", config.data.name, CARDS)
+    card = CARDS[config.data.name]
+    M, D = len(card.devices), round(_TRAINED * card.records)
+    if math.isinf(config.privacy.epsilon) or config.privacy.accounting != "exact":
+        raise ConfigError(
+            "an audit needs a claim against curious devices: a finite privacy.epsilon with privacy.accounting = "
+            f"'exact', got epsilon={config.privacy.epsilon:g} and '{config.privacy.accounting}'; change them."
+        )
+    if rounds_of(config, D, M) == 0:
+        raise ConfigError("an audit needs releases, got a configuration without rounds; set train.rounds.")
+    return Target(config, noise, card.task, card.n_classes, M, min(1.0, config.head.batch / D))
+
+
+# about this share of a data set's records is trained on; it matters for the head's sampling only
+_TRAINED = 0.8
+
+
+def _short(config: Config, *, B: int, rounds: int, head_batch: int) -> Config:
+    """`config` cut down to a few small rounds of devices that take turns."""
+    change = msgspec.structs.replace
+    return change(
+        config,
+        devices=change(config.devices, compute=1.0, bandwidth=1.0, latency=0.0),
+        train=change(config.train, rounds=rounds, passes=None, B=B),
+        head=change(config.head, batch=head_batch, steps=HEAD_STEPS, final="refit" if rounds else "private"),
+        privacy=change(config.privacy, min_batch=B),
+        table=change(config.table, path=""),
+        runtime=change(config.runtime, accelerator="cpu"),
+    )
+
+
+@lru_cache(maxsize=16)
+def _plan(config: Config, D: int, M: int) -> PrivacyPlan:
+    """The plan, kept because the two worlds of a strategy share it and a sampled head takes a second."""
+    return plan_of(config, D, M)

@@ -1,0 +1,265 @@
+"""`dpzv privacy`: convert budgets, plan noise, read back what was spent, and the paper's theory in numbers.
+
+Nothing here imports torch, and `convert` and `plan` without a sampled head import no accountant either.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from dpzv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dpzv.privacy.coverage import PlanRequest
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Budgets: convert them, plan with them, see what was spent.", no_args_is_help=True, rich_markup_mode=None
+)
+Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
+Delta = Annotated[float | None, typer.Option("--delta", help="Failure probability delta_dp.")]
+Epsilon = Annotated[float | None, typer.Option("--epsilon", help="Epsilon.")]
+
+
+@app.command()
+def convert(
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    mu: Annotated[float | None, typer.Option("--mu", help="Gaussian-DP parameter mu.")] = None,
+    json: Json = False,
+) -> None:
+    """Give two of epsilon, delta and mu; get the third.
+
+    Example: dpzv privacy convert --epsilon 1 --delta 1e-5
+    """
+    from dpzv.privacy.gdp import delta_of, epsilon_of, mu_of
+    from dpzv.validate import positive, probability
+
+    if mu is None and epsilon is not None and delta is not None:
+        mu = mu_of(positive("--epsilon", epsilon), probability("--delta", delta))
+    elif epsilon is None and mu is not None and delta is not None:
+        epsilon = epsilon_of(positive("--mu", mu), probability("--delta", delta))
+    elif delta is None and mu is not None and epsilon is not None:
+        delta = delta_of(positive("--epsilon", epsilon), positive("--mu", mu))
+    else:
+        given = sum(value is not None for value in (epsilon, delta, mu))
+        raise ConfigError(f"convert needs two of --epsilon, --delta and --mu, got {given}; give exactly two.")
+    _print({"mu": mu, "epsilon": epsilon, "delta_dp": delta}, json)
+
+
+@app.command()
+def plan(
+    epsilon: Annotated[float, typer.Option("--epsilon", help="The budget.")],
+    delta: Annotated[float, typer.Option("--delta", help="Failure probability; below 1/records.")],
+    records: Annotated[int, typer.Option("--records", help="Training records D.")],
+    batch: Annotated[int, typer.Option("--batch", help="Records a release B.")],
+    passes: Annotated[float, typer.Option("--passes", help="Passes of each device over its records.")],
+    devices: Annotated[int, typer.Option("--devices", help="Devices M.")],
+    clip: Annotated[float, typer.Option("--clip", help="Clip C.")] = 1.0,
+    neighbours: Annotated[Literal["replace-one", "zero-out"], typer.Option("--neighbours")] = "replace-one",
+    accounting: Annotated[Literal["exact", "paper"], typer.Option("--accounting")] = "exact",
+    head: Annotated[
+        Literal["frozen", "joint-zo", "dp-sgd", "sgd", "zo"], typer.Option("--head", help="How w_0 moves.")
+    ] = "frozen",
+    head_batch: Annotated[int, typer.Option("--head-batch", help="dp-sgd: expected records a step.")] = 8192,
+    head_steps: Annotated[int, typer.Option("--head-steps", help="dp-sgd: steps in all.")] = 400,
+    head_share: Annotated[float, typer.Option("--head-share", help="dp-sgd: its share of mu^2.")] = 0.5,
+    sweep: Annotated[bool, typer.Option("--sweep", help="A table over batch, passes and split.")] = False,
+    json: Json = False,
+) -> None:
+    """How much noise a budget needs, and what the paper's rule would have needed and claimed.
+
+    Example: dpzv privacy plan --epsilon 1 --delta 1e-5 --records 60000 --batch 512 --passes 5 --devices 7
+    """
+    from dpzv.privacy.coverage import PlanRequest
+    from dpzv.privacy.plan import participation_cap
+
+    def request(B: int, n: float, share: float) -> PlanRequest:
+        T = devices * max(1, math.floor(n * records / B))
+        return PlanRequest(
+            epsilon=epsilon,
+            delta_dp=delta,
+            accounting=accounting,
+            neighbours=neighbours,
+            protects="records",
+            C=clip,
+            B=B,
+            D=records,
+            M=devices,
+            T=T,
+            participations=participation_cap(T=T, B=B, D=records, M=devices, equal_speeds=True),
+            min_batch=1,
+            head_rule=head,
+            starts=("random",) * devices,
+            start_share=0.0,
+            head_batch=min(head_batch, records),
+            head_steps=head_steps,
+            head_share=share,
+        )
+
+    if sweep:
+        shares = (0.25, 0.5, 0.75) if head == "dp-sgd" else (head_share,)
+        grid = [
+            (B, n, share)
+            for B in sorted({max(1, min(records, int(batch * factor))) for factor in (0.25, 0.5, 1, 2, 4)})
+            for n in (passes / 4, passes, 4 * passes)
+            for share in shares
+        ]
+        rows = [_row(request(B, n, share), n) for B, n, share in grid]
+        _print_sweep(rows, head == "dp-sgd", json)
+    else:
+        _print(_figures(request(batch, passes, head_share)), json)
+
+
+@app.command()
+def spent(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders (or ledger files) over the same records.")],
+    json: Json = False,
+) -> None:
+    """The privacy statement of one run, or of several added up, from their ledgers alone.
+
+    Example: dpzv privacy spent runs/first runs/second
+    """
+    import msgspec
+
+    from dpzv.cli.show import statement_text
+    from dpzv.privacy.spent import spent as read
+
+    told = read(folders)
+    if json:
+        typer.echo(msgspec.json.encode(told.values()).decode())
+        return
+    statement_text(told.text())
+    typer.echo("")
+    typer.echo(told.table())
+
+
+@app.command()
+def theory(
+    F: Annotated[float, typer.Option("--F", help="Loss at the start above its infimum.")],
+    L: Annotated[float, typer.Option("--L", help="Smoothness.")],
+    l: Annotated[float, typer.Option("--l", help="Lipschitz constant.")],  # noqa: E741 (the paper's letter)
+    sigma_s: Annotated[float, typer.Option("--sigma-s", help="Deviation of a record's gradient.")],
+    d: Annotated[int, typer.Option("--d", help="All trained weights.")],
+    d_0: Annotated[int, typer.Option("--d-0", help="Weights of the head.")],
+    d_m: Annotated[int, typer.Option("--d-m", help="Weights of the largest device.")],
+    B: Annotated[int, typer.Option("--batch", help="Records a batch.")],
+    T: Annotated[int, typer.Option("--rounds", help="Rounds.")],
+    D: Annotated[int, typer.Option("--records", help="Records.")],
+    mu: Annotated[float, typer.Option("--mu", help="Budget mu.")],
+    q_m: Annotated[float, typer.Option("--q-m", help="Least participation probability of a device.")] = 1.0,
+    tau: Annotated[int, typer.Option("--tau", help="Largest delay in rounds.")] = 0,
+    C: Annotated[float | None, typer.Option("--clip", help="Clip; default: the least the theorem admits.")] = None,
+    json: Json = False,
+) -> None:
+    """Theorem 1 of the paper term by term, the step, smoothing and clip it admits, and the corollary's rounds.
+
+    Example: dpzv privacy theory --F 2.3 --L 1 --l 1 --sigma-s 1 --d 5000 --d-0 2000 --d-m 1000 --batch 512
+    --rounds 10000 --records 60000 --mu 0.27
+    """
+    import dataclasses
+
+    from dpzv.privacy import theory as paper
+    from dpzv.privacy.gdp import paper_sigma_dp
+
+    constants = paper.Constants(F=F, L=L, l=l, sigma_s=sigma_s, d=d, d_0=d_0, d_m=d_m, q_m=q_m, tau=tau, B=B)
+    eta, lam = paper.admissible_eta(constants, T), paper.admissible_lam(constants, T)
+    clip = C if C is not None else paper.least_clip(constants, lam) * 1.5
+    sigma_dp = paper_sigma_dp(clip, T, D, mu)
+    found = paper.bound(constants, T=T, eta=eta, lam=lam, C=clip, sigma_dp=sigma_dp)
+    rounds, rate = paper.corollary_rounds(constants, C=clip, D=D, mu=mu)
+    values = {"eta": eta, "lam": lam, "C": clip, "least_C": paper.least_clip(constants, lam), "sigma_dp": sigma_dp}
+    terms = {**dataclasses.asdict(found), "bound": found.total}
+    _print({**values, **terms, "corollary_rounds": rounds, "corollary_rate": rate}, json)
+
+
+def _figures(asked: PlanRequest) -> dict[str, Any]:
+    """What `plan` prints: the plan, its parts, and the paper's rule beside it."""
+    import msgspec
+
+    from dpzv.privacy.claims import parts_of
+    from dpzv.privacy.gdp import epsilon_of, mu_of, paper_sigma_dp, true_mu_of_paper
+    from dpzv.privacy.plan import make_plan
+
+    made = make_plan(asked)
+    paper_mu = mu_of(asked.epsilon, asked.delta_dp)
+    paper_sigma = paper_sigma_dp(asked.C, asked.T, asked.D, paper_mu)
+    # the published rule would claim, for the noise of this plan: mu = 2 C sqrt(T) / (D sigma_dp)
+    claimed = epsilon_of(2 * asked.C * math.sqrt(asked.T) / (asked.D * made.sigma_dp), asked.delta_dp)
+    values: dict[str, Any] = {
+        "sigma_dp": made.sigma_dp,
+        "mu": made.mu,
+        "epsilon": made.epsilon,
+        "epsilon_zero_out": made.epsilon_zero_out,
+        "epsilon_replace_one": made.epsilon_replace_one,
+        "delta_dp": made.delta_dp,
+        "rounds": made.T,
+        "participations": made.participations,
+        "z": made.z,
+        "parts": [] if asked.accounting == "paper" else msgspec.to_builtins(parts_of(made)),
+        "paper_sigma_dp": paper_sigma,
+        "paper_epsilon": claimed,
+        "warnings": list(made.warnings),
+    }
+    if asked.accounting == "paper":
+        true_mu = true_mu_of_paper(paper_mu, asked.B, asked.D)
+        values["epsilon_counted"] = epsilon_of(true_mu, asked.delta_dp)
+        values["guarantee"] = (
+            "none: the published rule; epsilon_counted is the least that devices, who know the batches, have"
+        )
+    return values
+
+
+def _row(asked: PlanRequest, passes: float) -> dict[str, Any]:
+    from dpzv.privacy.plan import make_plan
+
+    made = make_plan(asked)
+    return {
+        "batch": asked.B,
+        "passes": passes,
+        "rounds": asked.T,
+        "head_share": asked.head_share,
+        "sigma_dp": made.sigma_dp,
+        "noise_over_clip": made.sigma_dp / asked.C,
+        "z": made.z,
+    }
+
+
+def _print_sweep(rows: list[dict[str, Any]], with_head: bool, json: bool) -> None:
+    import msgspec
+
+    if json:
+        typer.echo(msgspec.json.encode(rows).decode())
+        return
+    names = ["batch", "passes", "rounds", *(["head_share"] if with_head else []), "sigma_dp", "noise_over_clip"]
+    names += ["z"] if with_head else []
+    typer.echo("  ".join(f"{name:>15}" for name in names))
+    for row in rows:
+        typer.echo("  ".join(f"{row[name]:>15.6g}" for name in names))
+
+
+def _print(values: dict[str, Any], json: bool) -> None:
+    import msgspec
+
+    if json:
+        typer.echo(msgspec.json.encode(values).decode())
+        return
+    width = max(len(name) for name in values)
+    for name, value in values.items():
+        if isinstance(value, list | tuple):
+            for item in value:
+                inner = item
+                if isinstance(item, dict):
+                    inner = ", ".join(f"{key} {_text(x)}" for key, x in item.items() if x is not None)
+                typer.echo(f"{name:<{width}}  {inner}")
+        else:
+            typer.echo(f"{name:<{width}}  {_text(value)}")
+
+
+def _text(value: object) -> str:
+    return f"{value:.10g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,120 @@
+"""The audit as a whole: below the claim for every shipped recipe, close to it in the tight case, and its command."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import typer
+from targets import strategy, target
+from typer.testing import CliRunner
+
+from dpzv import config as configuration
+from dpzv import recipes
+from dpzv.attacks.audit import CONFIDENCE, STRATEGIES, attack, audit
+from dpzv.attacks.target import Target, target_of
+from dpzv.cli.audit import audit as command
+from dpzv.errors import ConfigError, DpzvError, PrivacyRefused
+from dpzv.privacy.noise import ExactNoise
+
+
+def shipped(name: str, **sections: dict[str, Any]) -> Target:
+    """A shipped recipe as a target, with some keys changed."""
+    return target_of(configuration.parse(configuration.merge(recipes.tree(name), sections)), ExactNoise())
+
+
+def tight(trials: int, epsilon: float) -> float:
+    """The lower bound over the claim: frozen head, releases only, a canary at the clip in its only batch."""
+    found = attack(target(epsilon=epsilon), strategy("matched-filter"), trials)
+    assert found.trials == trials
+    assert found.lower_bound <= found.claim == epsilon
+    return found.lower_bound / found.claim
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_shipped_recipe_stays_below_its_claim(name: str) -> None:
+    attacked = shipped(name)
+    outcome = audit(attacked, 40, lambda finding: None)
+    applies = [s.name for s in STRATEGIES if s.head in ("", attacked.config.head.rule)]
+    assert [finding.strategy for finding in outcome.findings] == applies
+    assert not outcome.above
+    assert outcome.claim == attacked.config.privacy.epsilon
+    assert outcome.noise_source == "exact"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_shipped_recipe_stays_below_its_claim_in_many_runs(name: str) -> None:
+    assert not audit(shipped(name), 20_000, lambda finding: None).above
+
+
+@pytest.mark.parametrize("rule", ["joint-zo", "dp-sgd"])
+def test_the_other_private_heads_stay_below_the_claim(rule: str) -> None:
+    attacked = shipped("digits", head={"rule": rule, "batch": 64}, codec={"name": "float16"})
+    outcome = audit(attacked, 40, lambda finding: None)
+    assert not outcome.above
+    assert ("filled-rows" in {f.strategy for f in outcome.findings}) == (rule == "dp-sgd")
+
+
+def test_the_canary_of_all_devices_together_is_seen() -> None:
+    """Every device's release adds its part: at epsilon 5 the joint bound is a good half of the claim."""
+    found = attack(shipped("digits"), strategy("matched-filter"), 1000)
+    assert 0.5 <= found.lower_bound / found.claim <= 1
+
+
+def test_the_tight_case_shows_most_of_the_claim() -> None:
+    assert tight(8_000, epsilon=5.0) >= 0.8
+
+
+@pytest.mark.soak
+def test_the_tight_case_at_epsilon_one_in_1e5_runs() -> None:
+    assert tight(100_000, epsilon=1.0) >= 0.8
+
+
+def test_the_confidence_is_shared_between_all_strategies() -> None:
+    assert CONFIDENCE == 0.9999
+    assert len({s.name for s in STRATEGIES}) == len(STRATEGIES) == 7
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"train": {"rounds": 0}},
+        {"privacy": {"epsilon": float("inf")}},
+        {"privacy": {"accounting": "paper"}},
+        {"data": {"name": "mine"}},
+    ],
+)
+def test_without_a_claim_there_is_nothing_to_audit(sections: dict[str, dict[str, Any]]) -> None:
+    with pytest.raises(ConfigError):
+        shipped("breast-cancer", **sections)
+
+
+def run_command(*arguments: str) -> tuple[str, DpzvError | None]:
+    """What the command prints, and the error it ends with."""
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exception is None or isinstance(result.exception, DpzvError), result.exception
+    return result.stdout, result.exception
+
+
+def test_the_command_prints_the_worst_finding_as_json() -> None:
+    out, error = run_command("breast-cancer", "--trials", "50", "--json")
+    values = json.loads(out)
+    assert error is None
+    assert {"claim", "lower_bound", "confidence", "trials", "strategy"} <= set(values)
+    assert (values["claim"], values["confidence"], values["trials"]) == (5, 0.9999, 50)
+    assert values["lower_bound"] <= values["claim"]
+
+
+def test_the_command_refuses_a_claim_that_rests_on_seeded_noise() -> None:
+    out, error = run_command("breast-cancer", "--trials", "200", "--set", "noise.source=seeded")
+    assert isinstance(error, PrivacyRefused)
+    assert "known-seeds" in str(error)
+    verdicts = {
+        line.split()[0]: line.split()[-1] for line in out.splitlines() if line.split()[-1:] in (["below"], ["ABOVE"])
+    }
+    assert verdicts.pop("known-seeds") == "ABOVE"
+    assert set(verdicts.values()) == {"below"}

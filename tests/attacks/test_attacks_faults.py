@@ -1,0 +1,200 @@
+"""Each planted fault is found by the strategy that is named for it, and the correct part is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from targets import SEED, planted, strategy, target
+
+from dpzv.attacks.audit import Finding, attack
+from dpzv.attacks.target import Machine, Target
+from dpzv.data.schedule import BatchSchedule
+from dpzv.methods.dpsgd import DPSGD
+from dpzv.methods.dpzv import ServerRule
+from dpzv.methods.gradients import clipped_gradient_sum
+from dpzv.methods.heads import OwnSGD
+from dpzv.privacy.noise import ExactNoise, SeededNoise
+from dpzv.protocol.codec import Codec
+from dpzv.protocol.messages import Embeddings, Message
+from dpzv.rng import numpy_generator, seed_of
+from dpzv.zo.clipping import GRID_BITS, ClippedSum
+from dpzv.zo.estimator import delta_zo
+
+
+def run(name: str, attacked: Target, trials: int = 300) -> Finding:
+    """What the strategy called `name` shows."""
+    return attack(attacked, strategy(name), trials)
+
+
+class Weak(ExactNoise):
+    """A tenth of the noise."""
+
+    def release(self, *, total: float, grid: float, B: int, sigma_dp: float, t: int, m: int) -> float:
+        return super().release(total=total, grid=grid, B=B, sigma_dp=sigma_dp / 10, t=t, m=m)
+
+
+def test_noise_ten_times_too_small_is_found_by_the_matched_filter() -> None:
+    assert run("matched-filter", target(Weak())).above
+    assert not run("matched-filter", target()).above
+
+
+class OneSided(ServerRule):
+    """The published clip, min(x, C)."""
+
+    @torch.no_grad()
+    def answer(
+        self,
+        t: int,
+        rows: torch.Tensor,
+        columns: slice,
+        h_plus: torch.Tensor,
+        h_minus: torch.Tensor,
+        y: torch.Tensor,
+        *,
+        lam: float,
+        contributes: torch.Tensor | None,
+    ) -> ClippedSum:
+        losses = []
+        for h in (h_plus, h_minus):
+            rows[:, columns] = h
+            losses.append(self.loss(self.rule.output(t, rows, lam), y))
+        terms = delta_zo(losses[0], losses[1], lam).clamp(max=self.C)
+        if contributes is not None:
+            terms = torch.where(contributes, terms, 0.0)
+        grid = math.ldexp(self.C, -GRID_BITS)
+        return ClippedSum(int((terms / grid).round().to(torch.int64).sum()), grid)
+
+
+def one_sided(machine: Machine) -> None:
+    rule = machine.server.rule
+    machine.server.rule = OneSided(rule.head, rule.rule, rule.loss, rule.C)
+
+
+def test_a_one_sided_clip_is_found_by_strongly_negative_differences() -> None:
+    assert run("negative", planted(target(), one_sided)).above
+    assert not run("negative", target()).above
+
+
+def un_noised_head(machine: Machine) -> None:
+    """The plan says frozen, the server takes gradient steps all the same."""
+    rule = machine.server.rule
+    moving = OwnSGD(rule.head, rule.loss, eta_0=1e-3, momentum=0.0, schedule="constant", T=1, seed=SEED)
+    machine.server.rule = ServerRule(rule.head, moving, rule.loss, rule.C)
+
+
+def test_an_un_noised_head_is_found_by_a_huge_embedding() -> None:
+    assert run("huge-embedding", planted(target(), un_noised_head)).above
+    assert not run("huge-embedding", target()).above
+
+
+def test_a_head_that_moves_by_the_released_value_is_not_flagged() -> None:
+    assert not run("huge-embedding", target(rule="joint-zo", eta_0=0.1)).above
+
+
+class Repeating(BatchSchedule):
+    """Batches drawn with replacement from the first two of their records."""
+
+    def ids(self, position: int) -> NDArray[np.int64]:
+        return np.resize(BatchSchedule.ids(self, position)[:2], self.B)
+
+
+def repeating(machine: Machine) -> None:
+    known = machine.schedules[0]
+    machine.schedules[0] = Repeating(known.seed, known.m, known.B, known.D)
+    machine.server._schedules = tuple(machine.schedules)
+
+
+def test_a_repeated_id_is_found() -> None:
+    assert run("repeated-id", planted(target(), repeating)).above
+    assert not run("repeated-id", target()).above
+
+
+class Derived(ExactNoise):
+    """Right in size and shape, but from the seed of a direction, which a device knows."""
+
+    def release(self, *, total: float, grid: float, B: int, sigma_dp: float, t: int, m: int) -> float:
+        return total * grid / B + sigma_dp * float(numpy_generator(SEED, "direction", m, t).standard_normal())
+
+
+@pytest.mark.parametrize("noise", [Derived(), SeededNoise(seed_of(SEED, "noise"))], ids=["direction", "run seed"])
+def test_noise_from_a_known_seed_is_found_by_regenerating_it(noise: ExactNoise | SeededNoise) -> None:
+    assert run("known-seeds", target(noise)).above
+    assert not run("matched-filter", target(noise)).above  # nothing else can see it
+    assert not run("known-seeds", target()).above
+
+
+def test_noise_from_a_secret_seed_is_not_found() -> None:
+    """The rule is about who knows the seed: the same generator under a number nobody knows passes."""
+    assert not run("known-seeds", target(SeededNoise(seed_of("nobody knows this")))).above
+
+
+class SharedScale(Codec):
+    """Eight bits a number, in units of the largest number of the batch."""
+
+    def encode(self, message: Message) -> bytes:
+        if isinstance(message, Embeddings):
+            unit = torch.maximum(message.h_plus.abs().max(), message.h_minus.abs().max()) / 127
+            h_plus, h_minus = ((h / unit).round() * unit for h in (message.h_plus, message.h_minus))
+            message = Embeddings(message.m, message.position, h_plus, h_minus)
+        return super().encode(message)
+
+
+def shared_scale(machine: Machine) -> None:
+    machine.codecs = tuple(SharedScale("float32", lam) for lam in machine.lams)
+
+
+def half(machine: Machine) -> None:
+    """Not a fault: the shipped codec with the shorter numbers."""
+    machine.codecs = tuple(Codec("float16", lam) for lam in machine.lams)
+
+
+def test_a_codec_scale_per_batch_is_found_by_an_outlier() -> None:
+    assert run("shared-scale", planted(target(), shared_scale)).above
+    assert not run("shared-scale", target()).above
+    assert not run("shared-scale", planted(target(), half)).above
+
+
+class FilledOnly(DPSGD):
+    """The same expected batch, drawn from the rows that are filled."""
+
+    def _step(self, generator: np.random.Generator, eta: float) -> None:
+        filled = torch.nonzero(self._table.abs().sum(dim=1)).flatten()
+        drawn = generator.random(len(filled)) < min(1.0, self._batch / len(filled))
+        ids = filled[torch.from_numpy(drawn)]
+        sums = clipped_gradient_sum(self.head, self._table[ids], self._y[ids], self._loss, self._C_0)
+        for v, total in zip(self.velocity, sums, strict=True):
+            noise = torch.from_numpy(generator.standard_normal(tuple(total.shape)))
+            v.mul_(self._momentum).add_((total + self._z * self._C_0 * noise) / self._batch)
+
+
+class WeakStep(DPSGD):
+    """A tenth of the planned noise."""
+
+    def _step(self, generator: np.random.Generator, eta: float) -> None:
+        planned, self._z = self._z, self._z / 10
+        super()._step(generator, eta)
+        self._z = planned
+
+
+def head_of(kind: type[DPSGD]) -> Callable[[Machine], None]:
+    def plant(machine: Machine) -> None:
+        machine.server.rule.rule.__class__ = kind
+
+    return plant
+
+
+def test_sampling_the_filled_rows_only_is_found_with_the_noisy_sums() -> None:
+    correct = target(rule="dp-sgd", q=0.03)
+    assert run("filled-rows", planted(correct, head_of(FilledOnly)), 50).above
+    assert not run("filled-rows", correct, 50).above
+
+
+def test_head_steps_with_too_little_noise_are_found_with_the_noisy_sums() -> None:
+    correct = target(rule="dp-sgd", q=1.0)  # without sampling the noise is all there is
+    assert run("filled-rows", planted(correct, head_of(WeakStep)), 50).above
+    assert not run("filled-rows", correct, 50).above
