@@ -35,7 +35,7 @@ def tight(trials: int, epsilon: float) -> float:
 @pytest.mark.parametrize("name", recipes.names())
 def test_every_shipped_recipe_stays_below_its_claim(name: str) -> None:
     attacked = shipped(name)
-    outcome = audit(attacked, 40, lambda finding: None)
+    outcome = audit(attacked, 25, lambda finding: None)
     applies = [s.name for s in STRATEGIES if s.head in ("", attacked.config.head.rule)]
     assert [finding.strategy for finding in outcome.findings] == applies
     assert not outcome.above
@@ -49,12 +49,9 @@ def test_every_shipped_recipe_stays_below_its_claim_in_many_runs(name: str) -> N
     assert not audit(shipped(name), 20_000, lambda finding: None).above
 
 
-@pytest.mark.parametrize("rule", ["joint-zo", "dp-sgd"])
-def test_the_other_private_heads_stay_below_the_claim(rule: str) -> None:
-    attacked = shipped("digits", head={"rule": rule, "batch": 64}, codec={"name": "float16"})
-    outcome = audit(attacked, 40, lambda finding: None)
-    assert not outcome.above
-    assert ("filled-rows" in {f.strategy for f in outcome.findings}) == (rule == "dp-sgd")
+def test_a_joint_head_and_short_numbers_stay_below_the_claim() -> None:
+    attacked = shipped("digits", head={"rule": "joint-zo"}, codec={"name": "float16"})
+    assert not audit(attacked, 100, lambda finding: None).above
 
 
 def test_the_canary_of_all_devices_together_is_seen() -> None:

@@ -45,10 +45,10 @@ class Evidence:
 
 def error_bounds(evidence: Evidence, alpha: float) -> tuple[float, float]:
     """Upper bounds of the false-positive and the false-negative rate; both hold with probability 1 - `alpha`."""
-    from scipy.stats import beta
+    from scipy.special import betainccinv
 
     def upper(errors: int, trials: int) -> float:
-        return 1.0 if errors == trials else float(beta.ppf(1 - alpha / 2, errors + 1, trials - errors))
+        return 1.0 if errors == trials else float(betainccinv(errors + 1, trials - errors, alpha / 2))
 
     false_positives = int(np.count_nonzero(evidence.low > evidence.threshold))
     false_negatives = int(np.count_nonzero(evidence.high <= evidence.threshold))

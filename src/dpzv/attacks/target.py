@@ -142,10 +142,12 @@ class Target:
     def machine(self, *, B: int, batches: int, rounds: int) -> Iterator[Machine]:
         """A world of B * `batches` records, all with the first label, and a plan of `rounds` rounds in all.
 
-        With a dp-sgd head the plan has `HEAD_STEPS` head steps; without rounds they have the budget to themselves.
+        With a dp-sgd head the plan has `HEAD_STEPS` head steps. Without rounds they have the budget to themselves and
+        draw with probability `q`; with rounds only their share of the budget matters, and they draw all records.
         """
         D = B * batches
-        config = _short(self.config, B=B, rounds=rounds, head_batch=max(1, round(self.q * D)))
+        head_batch = D if rounds else max(1, round(self.q * D))
+        config = _short(self.config, B=B, rounds=rounds, head_batch=head_batch)
         plan = _plan(config, D, self.M)
         parts = assemble(config, self._records(D), self._networks(config), plan, self.noise)
         schedules = [BatchSchedule(config.train.seed, m, B, D) for m in range(1, self.M + 1)]

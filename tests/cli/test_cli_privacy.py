@@ -1,0 +1,110 @@
+"""The calculator: its figures, its keys, and how little it imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+PLAN = ["privacy", "plan", "--delta", "1e-3", "--records", "60000", "--passes", "10", "--devices", "7", "--json"]
+
+# delta 1e-3, D = 60,000, replace-one: what the paper's epsilon is for devices that know the batches, at least
+COUNTED = {
+    0.1: (6.41211, 4.12035, 1.75816, 0.767499, 0.1),
+    0.5: (41.761, 24.7757, 9.38041, 3.83214, 0.5),
+    1: (106.576, 60.4933, 21.0866, 8.09661, 1),
+    5: (1121.21, 588.539, 170.708, 54.1873, 5),
+    10: (3074.94, 1585.25, 436.801, 129.134, 10),
+}
+
+
+@pytest.mark.parametrize("epsilon", COUNTED)
+def test_the_papers_epsilon_counted_truly(cli: Cli, epsilon: float) -> None:
+    for B, expected in zip((64, 128, 512, 2048, 60_000), COUNTED[epsilon], strict=True):
+        done = cli(*PLAN, "--epsilon", str(epsilon), "--batch", str(B), "--accounting", "paper")
+        counted = json.loads(done.stdout)["epsilon_counted"]
+        assert float(f"{counted:.6g}") == expected, B  # to the digits printed
+
+
+def test_convert_gives_the_third_of_three(cli: Cli) -> None:
+    for given in (["--epsilon", "1", "--delta", "1e-5"], ["--mu", "0.268051123211", "--delta", "1e-5"]):
+        values = json.loads(cli("privacy", "convert", *given, "--json").stdout)
+        assert set(values) == {"mu", "epsilon", "delta_dp"}
+        assert values["mu"] == pytest.approx(0.268051123211, rel=1e-9)
+        assert values["epsilon"] == pytest.approx(1, rel=1e-9)
+    found = json.loads(cli("privacy", "convert", "--mu", "0.268051123211", "--epsilon", "1", "--json").stdout)
+    assert found["delta_dp"] == pytest.approx(1e-5, rel=1e-8)
+    assert cli("privacy", "convert", "--mu", "1").returncode == 2
+    assert cli("privacy", "convert", "--mu", "-1", "--delta", "0.1").returncode == 2
+
+
+def test_a_plan_has_the_promised_keys_and_the_closed_form(cli: Cli) -> None:
+    done = cli(*PLAN, "--epsilon", "1", "--batch", "512")
+    values = json.loads(done.stdout)
+    keys = {"sigma_dp", "mu", "epsilon", "delta_dp", "parts", "paper_sigma_dp", "paper_epsilon"}
+    assert keys <= set(values)
+    P = values["participations"]
+    assert values["sigma_dp"] == pytest.approx(2 * P**0.5 / (512 * values["mu"]), rel=1e-9)
+    assert values["paper_epsilon"] < 0.1 * values["epsilon"]
+    assert values["paper_sigma_dp"] < values["sigma_dp"]
+
+
+def test_a_plan_with_a_sampled_head_and_a_sweep(cli: Cli) -> None:
+    head = ["--epsilon", "1", "--batch", "4096", "--head", "dp-sgd", "--head-batch", "4096", "--head-steps", "100"]
+    values = json.loads(cli(*PLAN, *head).stdout)
+    assert [part["name"] for part in values["parts"]] == ["releases", "head"]
+    assert values["z"] > 0
+    rows = json.loads(cli(*PLAN, "--epsilon", "1", "--batch", "4096", "--sweep").stdout)
+    assert len(rows) == 15
+    text = cli(*[word for word in PLAN if word != "--json"], "--epsilon", "1", "--batch", "4096", "--sweep").stdout
+    assert "noise_over_clip" in text.splitlines()[0]
+
+
+def test_uncovered_plans_are_refused(cli: Cli) -> None:
+    assert cli(*PLAN, "--epsilon", "1", "--batch", "512", "--head", "sgd").returncode == 4
+    assert cli(*PLAN, "--epsilon", "0", "--batch", "512").returncode == 2
+    assert cli(*PLAN, "--epsilon", "1", "--batch", "600000").returncode == 2
+
+
+def test_spent_adds_up_runs_over_the_same_records(cli: Cli) -> None:
+    for name, seed in (("a", 0), ("b", 1)):
+        settings = ["--set", "train.rounds=6", "--set", f"train.seed={seed}", "--quiet", "--out", name]
+        assert cli("train", "breast-cancer", *settings).returncode == 0
+    assert cli("train", "digits", "--set", "train.rounds=4", "--quiet", "--out", "c").returncode == 0
+    one = json.loads(cli("privacy", "spent", "a", "--json").stdout)
+    two = json.loads(cli("privacy", "spent", "a", "b", "--json").stdout)
+    keys = """epsilon epsilon_zero_out epsilon_replace_one delta_dp neighbours protects adversary accountant
+    noise_source releases head_steps tpr_at_fpr advantage covered not_covered""".split()
+    assert set(keys) <= set(one)
+    assert one["epsilon"] < two["epsilon"] < 2 * one["epsilon"]
+    assert cli("privacy", "spent", "a", "c").returncode in (2, 4)
+    assert "final head" in cli("privacy", "spent", "a").stdout
+
+
+def test_theory_prints_the_bound_term_by_term(cli: Cli) -> None:
+    constants = "--F 2.3 --L 1 --l 1 --sigma-s 1 --d 5000 --d-0 2000 --d-m 1000 --batch 512 --rounds 10000".split()
+    done = cli("privacy", "theory", *constants, "--records", "60000", "--mu", "0.27", "--json")
+    values = json.loads(done.stdout)
+    names = ("start", "zo", "smoothing", "sampling", "smoothing_noise", "clipping", "noise")
+    assert values["bound"] == pytest.approx(sum(values[name] for name in names))
+    assert values["admissible"] is True
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["privacy", "convert", "--epsilon", "1", "--delta", "1e-5"], [*PLAN, "--epsilon", "1", "--batch", "512"]],
+)
+def test_the_light_verbs_import_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys; from dpzv.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'dp_accounting', 'opendp', 'pandas', 'sklearn'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True, cwd=tmp_path, capture_output=True)
