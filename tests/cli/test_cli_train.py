@@ -118,5 +118,16 @@ def test_lists_and_help(cli: Cli) -> None:
         assert name in cli("data", "list").stdout
     assert "rounds" in cli("recipes", "mnist").stdout
     assert set(json.loads(cli("recipes", "--json").stdout)) >= {"flights", "mnist"}
-    for command in (["train"], ["resume"], ["recipes"], ["data", "list"], ["data", "fetch"]):
+    for command in (
+        ["train"],
+        ["resume"],
+        ["recipes"],
+        ["audit"],
+        ["data", "list"],
+        ["data", "fetch"],
+        ["privacy", "convert"],
+        ["privacy", "plan"],
+        ["privacy", "spent"],
+        ["privacy", "theory"],
+    ):
         assert "Example: dpzv" in cli(*command, "--help").stdout

@@ -467,7 +467,9 @@ def test_a_copied_ledger_is_refused_and_a_renamed_one_is_not(tmp_path: Path) -> 
 
 
 def test_parents_over_other_records_are_refused(tmp_path: Path) -> None:
-    parent = ParentRun(run_id="f" * 32, data_fingerprint="data-2", cost=Composition(releases=1e-4))
+    parent = ParentRun(
+        run_id="f" * 32, data_fingerprint="data-2", noise_source="exact", cost=Composition(releases=1e-4)
+    )
     with pytest.raises(PrivacyRefused, match="other records"):
         create(tmp_path / "ledger.sqlite", plan_of(parents=(parent,)))
     assert list(tmp_path.iterdir()) == []

@@ -51,7 +51,9 @@ ASKED = PlanRequest(
 )
 
 
-PARENT = ParentRun(run_id="ab" * 16, data_fingerprint="d", cost=Composition(releases=0.002, starts=0.003))
+PARENT = ParentRun(
+    run_id="ab" * 16, data_fingerprint="d", noise_source="exact", cost=Composition(releases=0.002, starts=0.003)
+)
 
 
 def plan_of(**changes: Any) -> PrivacyPlan:
@@ -304,6 +306,14 @@ def test_parents_and_a_head_share_one_budget() -> None:
     assert {head.z for head in plan.cost.heads} == {40.0, plan.z}
     assert 1 - 2e-4 <= epsilon_of_parts(plan.cost, 1e-6, "replace-one") <= 1.0
     assert plan.z > plan_of(**WITH_HEAD).z
+
+
+def test_nothing_built_on_simulated_noise_is_a_guarantee() -> None:
+    assert verdict(plan_of(parents=(PARENT,)), "exact")[0]
+    simulated = msgspec.structs.replace(PARENT, noise_source="seeded")
+    guarantee, why = verdict(plan_of(parents=(simulated,)), "exact")
+    assert not guarantee
+    assert "earlier run" in why
 
 
 def test_parents_that_leave_nothing_are_refused() -> None:

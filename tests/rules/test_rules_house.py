@@ -12,7 +12,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 LEVELS = [
     {"cli", "__main__"},
-    {"federation"},
+    {"attacks", "federation"},
     {"runtime"},
     {"config"},
     {"recipes"},

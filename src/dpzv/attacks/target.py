@@ -42,7 +42,7 @@ from dpzv.validate import one_of
 
 __all__ = ["Machine", "Target", "Transcript", "target_of"]
 
-HEAD_STEPS = 8
+HEAD_STEPS = 4
 """Steps of a dp-sgd head in one short run."""
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dpzv import __version__
-from dpzv.cli import data, privacy, recipes, train
+from dpzv.cli import audit, data, privacy, recipes, train
 from dpzv.errors import DpzvError
 
 __all__ = ["app", "main"]
@@ -25,6 +25,7 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("resume")(train.resume)
 app.command("recipes")(recipes.recipes)
+app.command("audit")(audit.audit)
 app.add_typer(data.app, name="data")
 app.add_typer(privacy.app, name="privacy")
 

@@ -15,6 +15,7 @@ from dpzv.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpzv.privacy.coverage import PlanRequest
+    from dpzv.terms import StartName
 
 __all__ = ["app"]
 
@@ -79,6 +80,8 @@ def plan(
     from dpzv.privacy.coverage import PlanRequest
     from dpzv.privacy.plan import participation_cap
 
+    random_starts: tuple[StartName, ...] = ("random",) * devices
+
     def request(B: int, n: float, share: float) -> PlanRequest:
         T = devices * max(1, math.floor(n * records / B))
         return PlanRequest(
@@ -95,7 +98,7 @@ def plan(
             participations=participation_cap(T=T, B=B, D=records, M=devices, equal_speeds=True),
             min_batch=1,
             head_rule=head,
-            starts=("random",) * devices,
+            starts=random_starts,
             start_share=0.0,
             head_batch=min(head_batch, records),
             head_steps=head_steps,

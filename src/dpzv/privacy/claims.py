@@ -65,4 +65,6 @@ def verdict(plan: PrivacyPlan, noise_source: NoiseSourceName) -> tuple[bool, str
         return False, f"simulated noise: what this plan would guarantee with secret noise{nothing}"
     if not plan.spends:
         return True, "nothing is released"
+    if any(parent.noise_source == "seeded" for parent in plan.parents):
+        return False, "an earlier run that this one adds up with had simulated noise"
     return True, "exact account, covered head rule and starts, secret noise, ledger before every release"

@@ -10,17 +10,21 @@ from msgspec.structs import replace
 
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy.accountant import Composition
-from dpzv.terms import Accounting, HeadRuleName, Neighbours, Protects, StartName
+from dpzv.terms import Accounting, HeadRuleName, Neighbours, NoiseSourceName, Protects, StartName
 from dpzv.validate import fraction, one_of, positive, probability, whole
 
 __all__ = ["ParentRun", "PlanRequest", "check_request", "normalised", "refuse_uncovered", "warnings_of"]
 
 
 class ParentRun(Struct, frozen=True, kw_only=True):
-    """An earlier run on the same records, whose whole claim (`cost`) counts as spent."""
+    """An earlier run on the same records, whose whole claim (`cost`) counts as spent.
+
+    With simulated noise (`noise_source` seeded) it had no guarantee, so nothing built on it has one.
+    """
 
     run_id: str
     data_fingerprint: str
+    noise_source: NoiseSourceName
     cost: Composition
 
 

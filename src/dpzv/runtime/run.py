@@ -84,7 +84,7 @@ def _simulate(
     with make_ledger(config, data, plan, folder) as ledger, folder:
         if ledger.plan.z != plan.z:
             raise PrivacyRefused(
-                f"the run began with head noise z={ledger.plan.z!r}, and the installed accountant now gives {plan.z!r}; "
+                f"the run began with head noise z={ledger.plan.z!r}, the installed accountant gives {plan.z!r}; "
                 "resume with the versions in its summary's `versions`, or start a new run."
             )
         for i, name in enumerate(plan.starts):
