@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import typer
-from targets import strategy, target
+from attack_targets import strategy, target
 from typer.testing import CliRunner
 
 from dpzv import config as configuration
@@ -25,17 +25,17 @@ def shipped(name: str, **sections: dict[str, Any]) -> Target:
 
 
 def tight(trials: int, epsilon: float) -> float:
-    """The lower bound over the claim: frozen head, releases only, a canary at the clip in its only batch."""
+    """The lower bound over the claim, in mu: frozen head, releases only, a canary at the clip in its only batch."""
     found = attack(target(epsilon=epsilon), strategy("matched-filter"), trials)
     assert found.trials == trials
     assert found.lower_bound <= found.claim == epsilon
-    return found.lower_bound / found.claim
+    return found.noise_factor
 
 
 @pytest.mark.parametrize("name", recipes.names())
 def test_every_shipped_recipe_stays_below_its_claim(name: str) -> None:
     attacked = shipped(name)
-    outcome = audit(attacked, 25, lambda finding: None)
+    outcome = audit(attacked, 20, lambda finding: None)
     applies = [s.name for s in STRATEGIES if s.head in ("", attacked.config.head.rule)]
     assert [finding.strategy for finding in outcome.findings] == applies
     assert not outcome.above
@@ -51,17 +51,16 @@ def test_every_shipped_recipe_stays_below_its_claim_in_many_runs(name: str) -> N
 
 def test_a_joint_head_and_short_numbers_stay_below_the_claim() -> None:
     attacked = shipped("digits", head={"rule": "joint-zo"}, codec={"name": "float16"})
-    assert not audit(attacked, 100, lambda finding: None).above
+    assert not audit(attacked, 50, lambda finding: None).above
 
 
 def test_the_canary_of_all_devices_together_is_seen() -> None:
-    """Every device's release adds its part: at epsilon 5 the joint bound is a good half of the claim."""
-    found = attack(shipped("digits"), strategy("matched-filter"), 1000)
-    assert 0.5 <= found.lower_bound / found.claim <= 1
+    """Every device's release adds its part: one of four devices alone could show half of the mu at most."""
+    assert 0.5 < attack(shipped("digits"), strategy("matched-filter"), 1200).noise_factor <= 1
 
 
 def test_the_tight_case_shows_most_of_the_claim() -> None:
-    assert tight(8_000, epsilon=5.0) >= 0.8
+    assert tight(5_000, epsilon=5.0) >= 0.7
 
 
 @pytest.mark.soak

@@ -59,8 +59,7 @@ def test_nothing_is_shown_by_errors_as_large_as_guessing() -> None:
         assert noise_factor(cost, 1.0, 0.3) == 0
 
 
-@pytest.mark.parametrize("true_factor", [0.5, 1.0, 3.0])
-@pytest.mark.parametrize("fpr", [0.01, 0.2])
+@pytest.mark.parametrize(("true_factor", "fpr"), [(0.5, 0.2), (1.0, 0.01), (3.0, 0.2)])
 def test_the_factor_of_a_sampled_head_is_found_from_below(true_factor: float, fpr: float) -> None:
     """The best test against a head with less noise than claimed gives back how much less."""
     fnr = 1 - tpr_of_parts(at_factor(HEAD, true_factor), fpr)

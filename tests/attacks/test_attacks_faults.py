@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from attack_targets import SEED, planted, strategy, target
 from numpy.typing import NDArray
-from targets import SEED, planted, strategy, target
 
 from dpzv.attacks.audit import Finding, attack
 from dpzv.attacks.target import Machine, Target

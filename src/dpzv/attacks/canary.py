@@ -22,7 +22,7 @@ NOTHING = float("nan")
 """An embedding that contributes 0: the server stores a row that is not finite as zeros."""
 
 # how many directions are tried, and how long they may be; half precision ends at 65,504
-_TRIES = 512
+_TRIES = 128
 _LENGTHS = tuple(2.0**k for k in range(-6, 13))
 
 

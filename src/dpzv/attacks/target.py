@@ -111,14 +111,14 @@ class Machine:
         as further rounds of one ledger, whose plan allows a record one batch per device all the same.
         """
         played = {(pending.m, pending.position) for pending in rounds}
-        free = [iter(k for k in range(n + len(played)) if (pending.m, k) not in played) for pending in rounds]
+        free = [[k for k in range(n + len(played)) if (pending.m, k) not in played] for pending in rounds]
         shape = (n, len(rounds))
         Delta, t, position = np.empty(shape), np.empty(shape, np.int64), np.empty(shape, np.int64)
         last = self.gate.ledger.last_t
         for j in range(n):
             for r, pending in enumerate(rounds):
                 last += 1
-                drawn = replace(pending, t=last, position=next(free[r]))
+                drawn = replace(pending, t=last, position=free[r][j])
                 Delta[j, r] = self.gate.release(drawn, b"").Delta
                 t[j, r], position[j, r] = drawn.t, drawn.position
         return Transcript(Delta, t, position, np.array([pending.m for pending in rounds]))

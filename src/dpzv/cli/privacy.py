@@ -80,7 +80,7 @@ def plan(
     from dpzv.privacy.coverage import PlanRequest
     from dpzv.privacy.plan import participation_cap
 
-    random_starts: tuple[StartName, ...] = ("random",) * devices
+    random_starts: tuple[StartName, ...] = tuple("random" for _ in range(devices))
 
     def request(B: int, n: float, share: float) -> PlanRequest:
         T = devices * max(1, math.floor(n * records / B))

@@ -33,7 +33,14 @@ def require_rowwise(module: nn.Module, example: Tensor, *, name: str) -> int:
             _refuse(name, f"{part or 'it'} is dropout in training mode, which differs between two evaluations")
     if len(example) < 2:
         raise ConfigError(f"the row probe of {name} needs at least 2 records, got {len(example)}; give more.")
-    output = module(example)
+    try:
+        output = module(example)
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"the network of {name} must take records of shape {tuple(example.shape[1:])} and type {example.dtype}, "
+            f"but failed on them ({reason}); match its input to the device's columns."
+        ) from error
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(example):
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ConfigError(
@@ -51,11 +58,9 @@ def require_rowwise(module: nn.Module, example: Tensor, *, name: str) -> int:
 
 
 def _replacements(example: Tensor, row: int) -> Iterator[Tensor]:
-    """The batch with `row` replaced by another record, by zeros, and for pixels and numbers by a large one."""
+    """The batch with `row` replaced by another record, by zeros, and for numbers by a large one."""
     values = [example[row - 1], torch.zeros_like(example[row])]
-    if example.dtype == torch.uint8:
-        values.append(torch.full_like(example[row], 255))
-    elif example.is_floating_point():
+    if example.is_floating_point():
         values.append(torch.full_like(example[row], 1e3))
     for value in values:
         replaced = example.clone()

@@ -23,14 +23,19 @@ class Artefact(Struct, frozen=True, kw_only=True):
 def artefacts_of(plans: Sequence[PrivacyPlan], *, guarantee: bool) -> tuple[Artefact, ...]:
     """The table of artefacts of runs under `plans`; without a guarantee nothing may leave."""
     private_head = all(plan.head_rule in ("dp-sgd", "joint-zo", "frozen") for plan in plans)
-    looked = any(start in ("pca", "weights") for plan in plans for start in plan.starts)
+    # without releases a start is not charged, since it stays at its device
+    looked = any(
+        start in ("pca", "weights") or (start == "dp-pca" and not plan.spends)
+        for plan in plans
+        for start in plan.starts
+    )
     rows = (
         ("Deltas", "server, devices", True, "released through the ledger; the claim is about them"),
         (
             "w_m",
             "device m",
             not looked,
-            "its start saw features without noise (or was given)"
+            "its start saw features without noise that is accounted for (or was given)"
             if looked
             else "follows from its start and the Deltas, which the claim covers",
         ),
