@@ -120,8 +120,10 @@ def test_starts_and_releases_compose_to_the_budget(neighbours: Any) -> None:
         shifts = [r / event.noise_multiplier for event in events]
         shifts += [s * plan.C / plan.B / plan.sigma_dp] * plan.participations
         mu = float(np.linalg.norm(shifts))
-        assert mu == pytest.approx(claimed_mu(plan, name), rel=1e-9)  # type: ignore[arg-type]
-        assert wanted == pytest.approx(epsilon_of(mu, plan.delta_dp), rel=1e-9)
+        claimed = claimed_mu(plan, name)
+        # starts have a millionth more noise than the claim counts, for the rounding of their float64 sums
+        assert claimed * (1 - 2e-6) < mu <= claimed
+        assert wanted == pytest.approx(epsilon_of(claimed, plan.delta_dp), rel=1e-9)
     joint_start = math.hypot(*plan.mu_start)
     assert joint_start**2 == pytest.approx(0.3 * mu_of(1.0, 1e-6) ** 2, rel=1e-9)
     assert plan.mu_start[1] == 0

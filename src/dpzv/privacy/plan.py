@@ -46,8 +46,8 @@ __all__ = [
 
 # Relative slack for rounding: sigma_dp is larger and the budget smaller by this much.
 _SLACK = 1e-12
-# Heads and starts are summed in float64, so one record can move a sum by more than its clip, relatively by 5e-7 at worst
-# (docs/privacy.md): their noise is larger by this much.
+# Heads and starts are summed in float64, so one record can move a sum by more than its clip, relatively by 5e-7 at
+# worst (docs/privacy.md): their noise is larger by this much.
 _SUM_SLACK = 1e-6
 
 
