@@ -63,17 +63,17 @@ class Train(Section, frozen=True):
 class Head(Section, frozen=True):
     """The server's own model w_0: two linear layers with ReLU."""
 
-    rule: HeadRuleName = "joint-zo"
+    rule: HeadRuleName = "dp-sgd"  # learns beside narrow devices, and may leave the server
     final: Literal["refit", "private"] = "refit"
     hidden: int = 64  # width of its hidden layer
-    eta_0: float = 1e-3  # step of w_0
+    eta_0: float | None = None  # step of w_0; unset: 1 for dp-sgd, 0.1 for sgd, 1e-3 for joint-zo and zo
     momentum: float = 0.0  # of w_0's steps
     C_0: float = 0.1  # dp-sgd: clip of one record's gradient in w_0, all tensors together
     batch: int = 8192  # dp-sgd: expected records a step, out of all D; noise falls as 1/batch
     steps: int = 400  # dp-sgd: steps over the whole run, spread over the rounds
     refit_epochs: int = 10  # passes of the final refit over the table
-    refit_batch: int = 512  # records a step of the refit
-    refit_eta: float = 1e-3  # Adam's step, falling to 0 along a cosine
+    refit_batch: int = 128  # records a step of the refit; small data need small batches
+    refit_eta: float = 2e-3  # Adam's step, falling to 0 along a cosine
 
 
 class Privacy(Section, frozen=True):
@@ -229,7 +229,7 @@ def check(config: Config) -> None:
         ("train.passes", 1.0 if train.passes is None else train.passes),
         ("train.lam", train.lam),
         ("train.eta_m", train.eta_m),
-        ("head.eta_0", head.eta_0),
+        ("head.eta_0", 1.0 if head.eta_0 is None else head.eta_0),
         ("head.C_0", head.C_0),
         ("head.refit_eta", head.refit_eta),
         ("devices.bandwidth", config.devices.bandwidth),

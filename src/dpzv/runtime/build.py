@@ -26,9 +26,13 @@ from dpzv.protocol.server import Server
 from dpzv.protocol.table import Table
 from dpzv.rng import torch_generator
 from dpzv.runtime.clock import Speed, VirtualClock, equal_speeds, parse_compute
-from dpzv.terms import Task
+from dpzv.terms import HeadRuleName, Task
 
 __all__ = ["Parts", "assemble", "make_head", "plan_of", "rounds_of"]
+
+
+ETA_0: dict[HeadRuleName, float] = {"dp-sgd": 1.0, "sgd": 0.1, "joint-zo": 1e-3, "zo": 1e-3, "frozen": 0.0}
+"""Steps of w_0 where `head.eta_0` is unset: gradient rules bear far larger ones than zeroth-order rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,7 @@ def _head_rule(
 ) -> HeadRule:
     """How w_0 moves in this run."""
     chosen, T = config.head, max(plan.T, 1)
+    eta_0 = ETA_0[chosen.rule] if chosen.eta_0 is None else chosen.eta_0
     if chosen.rule == "dp-sgd":
         return DPSGD(
             head,
@@ -173,7 +178,7 @@ def _head_rule(
             batch=plan.head_batch,
             z=plan.z,
             C_0=chosen.C_0,
-            eta_0=chosen.eta_0,
+            eta_0=eta_0,
             momentum=chosen.momentum,
             schedule=config.train.schedule,
             T=T,
@@ -183,7 +188,7 @@ def _head_rule(
         head,
         loss,
         lam=lam,
-        eta_0=chosen.eta_0,
+        eta_0=eta_0,
         momentum=chosen.momentum,
         schedule=config.train.schedule,
         T=T,
