@@ -18,6 +18,7 @@ from dpzv.methods.dpsgd import DPSGD
 from dpzv.methods.dpzv import ServerRule
 from dpzv.methods.gradients import clipped_gradient_sum
 from dpzv.methods.heads import OwnSGD
+from dpzv.methods.steps import Steps
 from dpzv.privacy.noise import ExactNoise, SeededNoise
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Message
@@ -83,7 +84,7 @@ def test_a_one_sided_clip_is_found_by_strongly_negative_differences() -> None:
 def un_noised_head(machine: Machine) -> None:
     """The plan says frozen, the server takes gradient steps all the same."""
     rule = machine.server.rule
-    moving = OwnSGD(rule.head, rule.loss, eta_0=1e-3, momentum=0.0, schedule="constant", T=1, seed=SEED)
+    moving = OwnSGD(rule.head, Steps(eta=1e-3, momentum=0.0, schedule="constant", T=1), SEED, rule.loss)
     machine.server.rule = ServerRule(rule.head, moving, rule.loss, rule.C)
 
 
@@ -169,7 +170,7 @@ class FilledOnly(DPSGD):
         sums = clipped_gradient_sum(self.head, self._table[ids], self._y[ids], self._loss, self._C_0)
         for v, total in zip(self.velocity, sums, strict=True):
             noise = torch.from_numpy(generator.standard_normal(tuple(total.shape)))
-            v.mul_(self._momentum).add_((total + self._z * self._C_0 * noise) / self._batch)
+            v.copy_((total + self._z * self._C_0 * noise) / self._batch)  # without momentum
 
 
 class WeakStep(DPSGD):

@@ -11,6 +11,7 @@ from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import PeerError
 from dpzv.methods.dpzv import DeviceRule, ServerRule
 from dpzv.methods.heads import make_head_rule
+from dpzv.methods.steps import Steps
 from dpzv.models.head import Head
 from dpzv.models.losses import per_record_loss
 from dpzv.protocol.device import Device
@@ -19,6 +20,7 @@ from dpzv.protocol.server import Server
 from dpzv.protocol.table import Table
 
 D, B, K, LAM = 40, 8, 3, 1e-2
+STEPS = Steps(0.1, 0.0, "constant", 100)
 
 
 def generator(seed: int) -> torch.Generator:
@@ -34,12 +36,12 @@ def make(head_rule: str = "frozen", C: float = 0.1) -> tuple[list[Device], Serve
         with torch.no_grad():
             for p in network.parameters():
                 p.normal_(generator=generator(m))
-        rule = DeviceRule(network, m=m, seed=0, lam=LAM, eta_m=0.1, momentum=0.0, schedule="constant", T=100)
+        rule = DeviceRule(network, m=m, seed=0, lam=LAM, steps=STEPS)
         x = torch.randn(D, 5, generator=generator(10 + m))
         devices.append(Device(m, rule, x, x[:4], schedules[m - 1]))
     head = Head(2 * K, 4, 1, generator(3))
     loss = per_record_loss("binary")
-    rule_0 = make_head_rule(head_rule, head, loss, lam=LAM, eta_0=0.1, momentum=0.0, schedule="constant", T=100, seed=0)
+    rule_0 = make_head_rule(head_rule, head, loss, lam=LAM, steps=STEPS, seed=0)
     y = (torch.rand(D, generator=generator(4)) > 0.5).float()
     server = Server(ServerRule(head, rule_0, loss, C), Table(D, (K, K), accelerator="cpu"), y, schedules, (LAM, LAM))
     for device in devices:

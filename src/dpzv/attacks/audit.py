@@ -41,7 +41,7 @@ STRATEGIES = (
     Strategy(name="shared-scale", catches="a row that moves others", play=shared_scale, most=400),
     Strategy(
         name="filled-rows",
-        catches="a head that samples filled rows",
+        catches="sampling of filled rows",
         play=filled_rows,
         most=400,
         head="dp-sgd",

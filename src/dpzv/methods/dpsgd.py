@@ -14,11 +14,10 @@ import torch
 
 from dpzv.methods.gradients import clipped_gradient_sum
 from dpzv.methods.heads import HeadRule
-from dpzv.methods.steps import step_factor
+from dpzv.methods.steps import Steps
 from dpzv.models.head import Head
 from dpzv.models.losses import Loss
 from dpzv.privacy.noise import poisson_batch
-from dpzv.terms import Schedule
 
 __all__ = ["DPSGD", "Coins"]
 
@@ -44,16 +43,13 @@ class DPSGD(HeadRule):
         batch: int,
         z: float,
         C_0: float,
-        eta_0: float,
-        momentum: float,
-        schedule: Schedule,
-        T: int,
+        steps: Steps,
     ) -> None:
         self.head = head
         self.velocity = [torch.zeros_like(w, dtype=torch.float64, requires_grad=False) for w in head.parameters()]
         self._loss, self._table, self._y, self._coins = loss, table, y, coins
         self._batch, self._z, self._C_0 = batch, z, C_0
-        self._eta_0, self._momentum, self._schedule, self._T = eta_0, momentum, schedule, T
+        self._steps = steps
 
     def output(self, t: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
         """The head at w_0."""
@@ -63,7 +59,7 @@ class DPSGD(HeadRule):
     def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """Take the steps that the gate admitted after round t; the round's own batch is not used."""
         for j in range(steps):
-            self._step(self._coins(t, j), self._eta_0 * step_factor(self._schedule, t, self._T))
+            self._step(self._coins(t, j), self._steps.at(t))
 
     def _step(self, generator: np.random.Generator, eta: float) -> None:
         D = len(self._y)
@@ -72,5 +68,5 @@ class DPSGD(HeadRule):
         with torch.no_grad():
             for w, v, total in zip(self.head.parameters(), self.velocity, sums, strict=True):
                 noise = torch.from_numpy(generator.standard_normal(tuple(total.shape))).to(total.device)
-                v.mul_(self._momentum).add_((total + self._z * self._C_0 * noise) / self._batch)
+                v.mul_(self._steps.momentum).add_((total + self._z * self._C_0 * noise) / self._batch)
                 w.sub_((eta * v).to(w.dtype))

@@ -20,10 +20,9 @@ from dataclasses import dataclass
 import torch
 
 from dpzv.methods.heads import HeadRule
-from dpzv.methods.steps import step_factor
+from dpzv.methods.steps import Steps
 from dpzv.models.losses import Loss
 from dpzv.rng import seed_of
-from dpzv.terms import Schedule
 from dpzv.zo.clipping import ClippedSum, clipped_sum
 from dpzv.zo.directions import layout
 from dpzv.zo.estimator import delta_zo
@@ -35,22 +34,10 @@ __all__ = ["DeviceRule", "ServerRule"]
 class DeviceRule:
     """What device m does in a round. It holds w_m (`network`) and, with momentum, one velocity beside it."""
 
-    def __init__(
-        self,
-        network: torch.nn.Module,
-        *,
-        m: int,
-        seed: int,
-        lam: float,
-        eta_m: float,
-        momentum: float,
-        schedule: Schedule,
-        T: int,
-    ) -> None:
+    def __init__(self, network: torch.nn.Module, *, m: int, seed: int, lam: float, steps: Steps) -> None:
         self.network = network
-        self.velocity = [torch.zeros_like(w) for w in layout(network).parameters] if momentum else []
-        self._m, self._seed, self._T = m, seed, T
-        self._lam, self._eta_m, self._momentum, self._schedule = lam, eta_m, momentum, schedule
+        self.velocity = [torch.zeros_like(w) for w in layout(network).parameters] if steps.momentum else []
+        self._m, self._seed, self._lam, self._steps = m, seed, lam, steps
 
     def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, torch.Tensor]:
         """h_plus and h_minus [B, k] of the batch `x` at `position` of the device's schedule."""
@@ -58,18 +45,11 @@ class DeviceRule:
 
     def update(self, Delta: float, *, position: int, t: int) -> None:
         """w_m <- w_m - eta_m * Delta * u, with the same u as in `embeddings`, regenerated."""
-        eta = self._eta_m * step_factor(self._schedule, t, self._T)
-        if self._momentum:
-            momentum_step(
-                self.network,
-                self.velocity,
-                self._direction(position),
-                Delta,
-                eta=eta,
-                momentum=self._momentum,
-            )
+        u, eta, momentum = self._direction(position), self._steps.at(t), self._steps.momentum
+        if momentum:
+            momentum_step(self.network, self.velocity, u, Delta, eta=eta, momentum=momentum)
         else:
-            step(self.network, self._direction(position), eta * Delta)
+            step(self.network, u, eta * Delta)
 
     def _direction(self, position: int) -> int:
         return seed_of(self._seed, "direction", self._m, position)

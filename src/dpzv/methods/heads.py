@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 import torch
 
 from dpzv.errors import ConfigError
-from dpzv.methods.steps import step_factor
+from dpzv.methods.steps import Steps
 from dpzv.models.losses import Loss
 from dpzv.rng import seed_of
-from dpzv.terms import HeadRuleName, Schedule
+from dpzv.terms import HeadRuleName
 from dpzv.zo.directions import layout
 from dpzv.zo.estimator import delta_zo
 from dpzv.zo.perturb import momentum_step, perturbed, step, two_point
@@ -59,33 +59,20 @@ class Frozen(HeadRule):
 class _Moving(Frozen):
     """What the three rules that move share: a step size, momentum and a seed for directions."""
 
-    def __init__(
-        self,
-        head: torch.nn.Module,
-        *,
-        eta_0: float,
-        momentum: float,
-        schedule: Schedule,
-        T: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, head: torch.nn.Module, steps: Steps, seed: int) -> None:
         super().__init__(head)
-        self.velocity = [torch.zeros_like(w) for w in layout(head).parameters] if momentum else []
-        self._eta_0, self._momentum, self._schedule, self._T, self._seed = eta_0, momentum, schedule, T, seed
-
-    def _eta(self, t: int) -> float:
-        return self._eta_0 * step_factor(self._schedule, t, self._T)
+        self.velocity = [torch.zeros_like(w) for w in layout(head).parameters] if steps.momentum else []
+        self._steps, self._seed = steps, seed
 
     def _direction(self, t: int) -> int:
         return seed_of(self._seed, "direction", 0, t)
 
     def _zo_step(self, t: int, Delta: float) -> None:
-        if self._momentum:
-            momentum_step(
-                self.head, self.velocity, self._direction(t), Delta, eta=self._eta(t), momentum=self._momentum
-            )
+        u, eta, momentum = self._direction(t), self._steps.at(t), self._steps.momentum
+        if momentum:
+            momentum_step(self.head, self.velocity, u, Delta, eta=eta, momentum=momentum)
         else:
-            step(self.head, self._direction(t), self._eta(t) * Delta)
+            step(self.head, u, eta * Delta)
 
 
 class JointZO(_Moving):
@@ -104,19 +91,8 @@ class JointZO(_Moving):
 class OwnZO(_Moving):
     """The paper's option i): a zeroth-order step with a difference of the server's own, without noise."""
 
-    def __init__(
-        self,
-        head: torch.nn.Module,
-        loss: Loss,
-        lam: float,
-        *,
-        eta_0: float,
-        momentum: float,
-        schedule: Schedule,
-        T: int,
-        seed: int,
-    ) -> None:
-        super().__init__(head, eta_0=eta_0, momentum=momentum, schedule=schedule, T=T, seed=seed)
+    def __init__(self, head: torch.nn.Module, steps: Steps, seed: int, loss: Loss, lam: float) -> None:
+        super().__init__(head, steps, seed)
         self._loss, self._lam = loss, lam
 
     @torch.no_grad()
@@ -130,18 +106,8 @@ class OwnZO(_Moving):
 class OwnSGD(_Moving):
     """The paper's option ii): stochastic gradient descent on the batch, without noise."""
 
-    def __init__(
-        self,
-        head: torch.nn.Module,
-        loss: Loss,
-        *,
-        eta_0: float,
-        momentum: float,
-        schedule: Schedule,
-        T: int,
-        seed: int,
-    ) -> None:
-        super().__init__(head, eta_0=eta_0, momentum=momentum, schedule=schedule, T=T, seed=seed)
+    def __init__(self, head: torch.nn.Module, steps: Steps, seed: int, loss: Loss) -> None:
+        super().__init__(head, steps, seed)
         self._loss = loss
 
     def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
@@ -149,33 +115,24 @@ class OwnSGD(_Moving):
         parameters: list[torch.Tensor] = list(self.head.parameters())
         with torch.enable_grad():
             gradients = torch.autograd.grad(self._loss(self.head(rows), y).mean(), parameters)
-        if self._momentum:
-            torch._foreach_mul_(self.velocity, self._momentum)
+        if self._steps.momentum:
+            torch._foreach_mul_(self.velocity, self._steps.momentum)
             torch._foreach_add_(self.velocity, gradients)
             gradients = tuple(self.velocity)
         with torch.no_grad():
-            torch._foreach_add_(parameters, gradients, alpha=-self._eta(t))
+            torch._foreach_add_(parameters, gradients, alpha=-self._steps.at(t))
 
 
 def make_head_rule(
-    name: HeadRuleName,
-    head: torch.nn.Module,
-    loss: Loss,
-    *,
-    lam: float,
-    eta_0: float,
-    momentum: float,
-    schedule: Schedule,
-    T: int,
-    seed: int,
+    name: HeadRuleName, head: torch.nn.Module, loss: Loss, *, lam: float, steps: Steps, seed: int
 ) -> HeadRule:
-    """The rule called `name` for this head."""
+    """The rule called `name` for this head; `dp-sgd` is not among them, since it needs the table."""
     if name == "frozen":
         return Frozen(head)
     if name == "joint-zo":
-        return JointZO(head, eta_0=eta_0, momentum=momentum, schedule=schedule, T=T, seed=seed)
+        return JointZO(head, steps, seed)
     if name == "zo":
-        return OwnZO(head, loss, lam, eta_0=eta_0, momentum=momentum, schedule=schedule, T=T, seed=seed)
+        return OwnZO(head, steps, seed, loss, lam)
     if name != "sgd":  # fail closed: an unknown rule must not become the one without noise
         raise ConfigError(f"head rule '{name}' is not one that needs no table; choose frozen, joint-zo, zo or sgd.")
-    return OwnSGD(head, loss, eta_0=eta_0, momentum=momentum, schedule=schedule, T=T, seed=seed)
+    return OwnSGD(head, steps, seed, loss)

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from dpzv.terms import Schedule
 
-__all__ = ["step_factor"]
+__all__ = ["Steps"]
 
 
-def step_factor(schedule: Schedule, t: int, T: int) -> float:
-    """What eta is multiplied with in round t of T: 1, or falling to 0. Rounds count from 1; 0 is before them all."""
-    t = max(t, 1)
-    if schedule == "linear":
-        return 1 - (t - 1) / T
-    if schedule == "cosine":
-        return (1 + math.cos(math.pi * (t - 1) / T)) / 2
-    return 1.0
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How far weights move: a step size `eta`, its `schedule` over T rounds, and momentum."""
+
+    eta: float
+    momentum: float
+    schedule: Schedule
+    T: int
+
+    def at(self, t: int) -> float:
+        """The step size of round t: `eta`, or falling to 0. Rounds count from 1; 0 is before them all."""
+        passed = (max(t, 1) - 1) / self.T
+        if self.schedule == "linear":
+            return self.eta * (1 - passed)
+        if self.schedule == "cosine":
+            return self.eta * (1 + math.cos(math.pi * passed)) / 2
+        return self.eta

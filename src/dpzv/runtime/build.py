@@ -11,9 +11,10 @@ from dpzv.config import Config, per_device
 from dpzv.data.dataset import Dataset
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import ConfigError
-from dpzv.methods.dpsgd import DPSGD
+from dpzv.methods.dpsgd import DPSGD, Coins
 from dpzv.methods.dpzv import DeviceRule, ServerRule
 from dpzv.methods.heads import HeadRule, make_head_rule
+from dpzv.methods.steps import Steps
 from dpzv.models.head import Head
 from dpzv.models.losses import Loss, per_record_loss
 from dpzv.models.rowwise import require_rowwise
@@ -123,16 +124,8 @@ def assemble(
         network.to(accelerator).eval()
         x_train = torch.from_numpy(data.x_train[i]).to(accelerator)
         widths.append(require_rowwise(network, x_train[:8], name=f"device {m}"))
-        rule = DeviceRule(
-            network,
-            m=m,
-            seed=seed,
-            lam=lams[i],
-            eta_m=etas[i],
-            momentum=config.train.momentum,
-            schedule=config.train.schedule,
-            T=max(T, 1),
-        )
+        steps = Steps(etas[i], config.train.momentum, config.train.schedule, max(T, 1))
+        rule = DeviceRule(network, m=m, seed=seed, lam=lams[i], steps=steps)
         devices.append(Device(m, rule, x_train, torch.from_numpy(data.x_test[i]).to(accelerator), schedules[i]))
     outputs = data.n_classes if data.task == "classes" else 1
     loss = per_record_loss(data.task)
@@ -166,34 +159,13 @@ def _head_rule(
     lam: float,
 ) -> HeadRule:
     """How w_0 moves in this run."""
-    chosen, T = config.head, max(plan.T, 1)
+    chosen = config.head
     eta_0 = ETA_0[chosen.rule] if chosen.eta_0 is None else chosen.eta_0
+    steps = Steps(eta_0, chosen.momentum, config.train.schedule, max(plan.T, 1))
     if chosen.rule == "dp-sgd":
-        return DPSGD(
-            head,
-            loss,
-            table,
-            y_train,
-            lambda t, j: noise.generator("head", t, j),
-            batch=plan.head_batch,
-            z=plan.z,
-            C_0=chosen.C_0,
-            eta_0=eta_0,
-            momentum=chosen.momentum,
-            schedule=config.train.schedule,
-            T=T,
-        )
-    return make_head_rule(
-        chosen.rule,
-        head,
-        loss,
-        lam=lam,
-        eta_0=eta_0,
-        momentum=chosen.momentum,
-        schedule=config.train.schedule,
-        T=T,
-        seed=config.train.seed,
-    )
+        coins: Coins = lambda t, j: noise.generator("head", t, j)  # noqa: E731
+        return DPSGD(head, loss, table, y_train, coins, batch=plan.head_batch, z=plan.z, C_0=chosen.C_0, steps=steps)
+    return make_head_rule(chosen.rule, head, loss, lam=lam, steps=steps, seed=config.train.seed)
 
 
 def _labels(y: object, task: Task, accelerator: str) -> torch.Tensor:

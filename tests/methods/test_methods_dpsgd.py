@@ -1,0 +1,156 @@
+"""The private head: per-record clipping against an oracle, sensitivity, and the statistics of a step."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dpzv.methods.dpsgd import DPSGD
+from dpzv.methods.gradients import clipped_gradient_sum, gradient_norms
+from dpzv.methods.steps import Steps
+from dpzv.models.head import Head
+from dpzv.models.losses import per_record_loss
+from dpzv.terms import Task
+
+N, K, H = 50, 6, 5
+
+
+def problem(task: Task, seed: int = 0) -> tuple[Head, torch.Tensor, torch.Tensor]:
+    """A head, a table and labels."""
+    generator = torch.Generator().manual_seed(seed)
+    head = Head(K, H, 3 if task == "classes" else 1, generator)
+    rows = 2 * torch.randn(N, K, generator=generator)
+    if task == "regression":
+        return head, rows, torch.randn(N, generator=generator)
+    return head, rows, torch.randint(0, 3 if task == "classes" else 2, (N,), generator=generator)
+
+
+def one_by_one(head: Head, rows: torch.Tensor, y: torch.Tensor, task: Task, C_0: float) -> list[torch.Tensor]:
+    """The oracle: autograd for every record alone, in float64."""
+    exact = copy.deepcopy(head).double()
+    total = [torch.zeros_like(w) for w in exact.parameters()]
+    for i in range(len(y)):
+        loss = per_record_loss(task)(exact(rows[i : i + 1].double()), y[i : i + 1]).sum()
+        gradients = torch.autograd.grad(loss, list(exact.parameters()))
+        norm = torch.sqrt(sum(g.square().sum() for g in gradients))
+        for sum_, g in zip(total, gradients, strict=True):
+            sum_ += g * min(1.0, C_0 / float(norm))
+    return total
+
+
+@pytest.mark.parametrize("task", ["binary", "classes", "regression"])
+@pytest.mark.parametrize("C_0", [0.05, 1.0, 100.0])
+def test_the_trick_equals_one_gradient_per_record(task: Task, C_0: float) -> None:
+    head, rows, y = problem(task)
+    found = clipped_gradient_sum(head, rows, y, per_record_loss(task), C_0)
+    for a, b in zip(found, one_by_one(head, rows, y, task, C_0), strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+def norm_of(parts: list[torch.Tensor]) -> float:
+    return float(torch.sqrt(sum((p.square().sum() for p in parts), torch.zeros(()))))
+
+
+def test_one_record_moves_the_sum_by_at_most_its_clip_and_reaches_it() -> None:
+    head, rows, y = problem("classes")
+    loss, C_0 = per_record_loss("classes"), 0.01
+    whole = clipped_gradient_sum(head, rows, y, loss, C_0)
+    moves = []
+    for i in range(N):
+        keep = torch.arange(N) != i
+        without = clipped_gradient_sum(head, rows[keep], y[keep], loss, C_0)
+        moves.append(norm_of([a - b for a, b in zip(whole, without, strict=True)]))
+    assert max(moves) <= C_0 * (1 + 1e-9)
+    assert max(moves) > 0.99 * C_0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
+def test_a_gradient_that_is_not_finite_counts_as_zero(value: float) -> None:
+    head, rows, y = problem("classes")
+    loss = per_record_loss("classes")
+    broken = rows.double()
+    broken[7] = value
+    keep = torch.arange(N) != 7
+    expected = clipped_gradient_sum(head, rows[keep], y[keep], loss, 0.5)
+    for a, b in zip(clipped_gradient_sum(head, broken, y, loss, 0.5), expected, strict=True):
+        assert a.isfinite().all()
+        assert norm_of([a - b]) <= 0.5 * (1 + 1e-9)
+    if not np.isfinite(value):
+        assert not gradient_norms(head, broken, y, loss)[7].isfinite()
+
+
+def test_an_empty_batch_is_a_step_of_noise_only() -> None:
+    head, rows, y = problem("binary")
+    assert norm_of(clipped_gradient_sum(head, rows[:0], y[:0], per_record_loss("binary"), 1.0)) == 0
+
+
+def moved(z: float, C_0: float, batch: int, seed: int) -> torch.Tensor:
+    """How far one step with eta 1 moves all weights of a head whose records are never sampled in effect."""
+    head, rows, y = problem("binary")
+    before = torch.cat([w.detach().flatten().double() for w in head.parameters()])
+    rule = DPSGD(
+        head,
+        per_record_loss("binary"),
+        torch.zeros_like(rows),
+        y,
+        lambda t, j: np.random.default_rng([seed, t, j]),
+        batch=batch,
+        z=z,
+        C_0=C_0,
+        steps=Steps(1.0, 0.0, "constant", 1),
+    )
+    rule.move(1, 0.0, rows[:0], y[:0], 1)
+    return torch.cat([w.detach().flatten().double() for w in head.parameters()]) - before
+
+
+def test_the_noise_of_a_step_is_z_times_the_clip_over_the_public_batch() -> None:
+    """A chi-square test at 1e-6 that accepts z and rejects 0.8 z and 1.25 z."""
+    z, C_0, batch = 40.0, 1e-3, 10
+    steps = torch.cat([moved(z, C_0, batch, seed) for seed in range(60)])
+    square = float((steps / (z * C_0 / batch)).square().sum())
+    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], len(steps))
+    # records add at most C_0 each, a fortieth of the noise, to each step's whole vector
+    assert low < square < high * 1.02
+    for factor in (0.8, 1.25):
+        assert not low < square / factor**2 < high * 1.02
+
+
+def test_the_divisor_is_the_public_batch_whatever_was_sampled() -> None:
+    """Without noise the mean step over many draws is the clipped mean gradient: E[sampled sum] = q * sum."""
+    head, rows, y = problem("binary")
+    loss, C_0, batch = per_record_loss("binary"), 0.3, 20
+    total = clipped_gradient_sum(head, rows, y, loss, C_0)
+    means = [torch.zeros_like(part) for part in total]
+    draws = 400
+    for draw in range(draws):
+        trial = copy.deepcopy(head).double()
+        coins = np.random.default_rng(draw)
+        rule = DPSGD(
+            trial,
+            loss,
+            rows,
+            y,
+            lambda t, j, coins=coins: coins,
+            batch=batch,
+            z=0.0,
+            C_0=C_0,
+            steps=Steps(1.0, 0.0, "constant", 1),
+        )
+        rule.move(1, 0.0, rows[:0], y[:0], 1)
+        for mean, new, old in zip(means, trial.parameters(), head.parameters(), strict=True):
+            mean += (old.detach().double() - new.detach()) / draws
+    expected = [part / N for part in total]
+    # a record's share has standard deviation at most C_0/batch * sqrt(q(1-q)); four standard errors over all records
+    bound = 4 * C_0 / batch * (N * 0.4 * 0.6 / draws) ** 0.5
+    assert norm_of([a - b for a, b in zip(means, expected, strict=True)]) < bound
+    assert norm_of(expected) > 3 * bound / 4
+
+
+def test_steps_fall_as_their_schedule_says() -> None:
+    assert [Steps(2.0, 0.0, "constant", 4).at(t) for t in (0, 1, 4)] == [2.0, 2.0, 2.0]
+    assert [Steps(2.0, 0.0, "linear", 4).at(t) for t in (0, 1, 3, 4)] == [2.0, 2.0, 1.0, 0.5]
+    assert Steps(2.0, 0.0, "cosine", 4).at(3) == pytest.approx(1.0)
