@@ -177,6 +177,10 @@ def _accelerator(config: Config) -> str:
     name = config.runtime.accelerator
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("runtime.accelerator is 'cuda', but torch finds no CUDA device; use 'cpu'.")
+    if name == "cuda":
+        # torch rounds the inputs of convolutions to 11 bits by default; the difference of two nearly equal
+        # losses needs all 24
+        torch.backends.cudnn.allow_tf32 = False
     if config.runtime.threads:
         torch.set_num_threads(config.runtime.threads)
     return name

@@ -26,12 +26,12 @@ class Gate:
 
     def contributes(self, t: int, message: Embeddings) -> torch.Tensor | None:
         """Which records [B] of the batch may still contribute to round `t`; `None` if all of them may."""
-        past = self.ledger.past_cap(self._event(t, message.m, message.position))
+        past = self.ledger.past_cap(self._event(t, message.m, message.position, len(message.h_plus)))
         return torch.from_numpy(~past) if past.any() else None
 
     def release(self, pending: Pending, frame_sha256: bytes) -> Release:
         """Admit, noise and store round `t`; what was stored before a crash is returned as it was."""
-        event = self._event(pending.t, pending.m, pending.position)
+        event = self._event(pending.t, pending.m, pending.position, pending.B)
         Delta = self.ledger.stored(event.t, frame_sha256)
         if Delta is None:
             self.ledger.admit(event)
@@ -83,6 +83,6 @@ class Gate:
             head_steps=self.ledger.head_steps,
         )
 
-    def _event(self, t: int, m: int, position: int) -> ReleaseEvent:
-        plan = self.plan
-        return ReleaseEvent(t=t, m=m, position=position, B=plan.B, C=plan.C, sigma_dp=plan.sigma_dp)
+    def _event(self, t: int, m: int, position: int, B: int) -> ReleaseEvent:
+        """What the round would release, with the batch as it came: the ledger refuses another size than planned."""
+        return ReleaseEvent(t=t, m=m, position=position, B=B, C=self.plan.C, sigma_dp=self.plan.sigma_dp)
