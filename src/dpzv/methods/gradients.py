@@ -26,10 +26,15 @@ def clipped_gradient_sum(head: Head, rows: Tensor, y: Tensor, loss: Loss, C_0: f
     inputs, hidden, g_hidden, g_out = _backward(head, rows, y, loss)
     norms = _norms(inputs, hidden, g_hidden, g_out)
     usable = norms.isfinite()
-    factor = torch.where(usable, C_0 / norms.clamp_min(C_0), 0.0)[:, None]
-    # 0 * inf is nan: a record that is not finite is removed from every factor of its outer products
-    inputs, hidden = (torch.where(usable[:, None], part, 0.0) for part in (inputs, hidden))
-    g_hidden, g_out = (torch.where(usable[:, None], part, 0.0) * factor for part in (g_hidden, g_out))
+    if not bool(usable.all()):
+        # 0 * inf is nan: a record that is not finite is removed from every factor of its outer products
+        inputs, hidden, g_hidden, g_out = (
+            torch.where(usable[:, None], part, 0.0) for part in (inputs, hidden, g_hidden, g_out)
+        )
+        norms = torch.where(usable, norms, C_0)
+    factor = (C_0 / norms.clamp_min(C_0))[:, None]
+    g_hidden.mul_(factor)
+    g_out = g_out * factor
     return [g_hidden.T @ inputs, g_hidden.sum(0), g_out.T @ hidden, g_out.sum(0)]
 
 
@@ -44,20 +49,19 @@ def _norms(inputs: Tensor, hidden: Tensor, g_hidden: Tensor, g_out: Tensor) -> T
 
 
 def _square(part: Tensor) -> Tensor:
-    return part.square().sum(dim=1)
+    norm: Tensor = torch.linalg.vector_norm(part, dim=1)
+    return norm.square_()
 
 
 def _backward(head: Head, rows: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Inputs [n, K] and hidden activations [n, H], and the loss's gradients at both layers' outputs."""
     with torch.no_grad():
         inputs = rows.double()
-        before = inputs @ head.hidden.weight.double().T + head.hidden.bias.double()
-        hidden = before.relu()
-        output = hidden @ head.out.weight.double().T + head.out.bias.double()
+        before = torch.addmm(head.hidden.bias.double(), inputs, head.hidden.weight.double().T)
+        w, b = head.out.weight.double(), head.out.bias.double()
     with torch.enable_grad():
-        output.requires_grad_()
+        hidden = before.requires_grad_().relu()
+        output = torch.addmm(b, hidden, w.T)
         # losses do not couple records, so the gradient of their sum is each record's own
-        (g_out,) = torch.autograd.grad(loss(output, y).sum(), output)
-    with torch.no_grad():
-        g_hidden = (g_out @ head.out.weight.double()) * (before > 0)
-    return inputs, hidden, g_hidden, g_out
+        g_hidden, g_out = torch.autograd.grad(loss(output, y).sum(), (before, output))
+    return inputs, hidden.detach(), g_hidden, g_out
