@@ -86,6 +86,29 @@ def test_spent_adds_up_runs_over_the_same_records(cli: Cli) -> None:
     assert "final head" in cli("privacy", "spent", "a").stdout
 
 
+def test_a_run_may_begin_with_a_parents_budget_spent(cli: Cli) -> None:
+    """Parent at epsilon 2, child at 5 in all: the child's noise is larger, and its claim covers both."""
+    short = ["--set", "train.rounds=6", "--json"]
+    assert cli("train", "breast-cancer", *short, "--set", "privacy.epsilon=2", "--out", "a").returncode == 0
+    alone = json.loads(cli("train", "breast-cancer", *short, "--out", "b").stdout)
+    child = json.loads(cli("train", "breast-cancer", *short, "--set", 'privacy.parents=["a"]', "--out", "c").stdout)
+    assert child["epsilon"] == alone["epsilon"] == 5.0
+    assert child["sigma_dp"] > 1.05 * alone["sigma_dp"]
+    assert child["guarantee"] is True
+    assert json.loads(cli("privacy", "spent", "c", "--json").stdout)["epsilon"] == 5.0
+    # a parent that spent more than the child may, or saw other records, is refused
+    much = [*short, "--set", "privacy.epsilon=1", "--set", 'privacy.parents=["a"]', "--out", "d"]
+    assert cli("train", "breast-cancer", *much).returncode == 4
+    other = ["train", "digits", "--set", "train.rounds=4", "--set", 'privacy.parents=["a"]', "--out", "e"]
+    assert cli(*other).returncode == 4
+    # one that protected labels only may carry features without noise
+    labels = [*short, "--set", "privacy.protects=labels", "--set", "devices.start=pca", "--set", "privacy.epsilon=2"]
+    assert cli("train", "breast-cancer", *labels, "--out", "f").returncode == 0
+    done = cli("train", "breast-cancer", *short, "--set", 'privacy.parents=["f"]', "--out", "g")
+    assert done.returncode == 4
+    assert "labels only" in done.stderr
+
+
 def test_theory_prints_the_bound_term_by_term(cli: Cli) -> None:
     constants = "--F 2.3 --L 1 --l 1 --sigma-s 1 --d 5000 --d-0 2000 --d-m 1000 --batch 512 --rounds 10000".split()
     done = cli("privacy", "theory", *constants, "--records", "60000", "--mu", "0.27", "--json")

@@ -26,6 +26,7 @@ class ParentRun(Struct, frozen=True, kw_only=True):
     data_fingerprint: str
     noise_source: NoiseSourceName
     cost: Composition
+    protects: Protects = "records"
 
 
 class PlanRequest(Struct, frozen=True, kw_only=True):
@@ -124,6 +125,11 @@ def refuse_uncovered(asked: PlanRequest) -> None:
         raise PrivacyRefused(
             "zero-out does not bound what is learnt about a label, got protects=labels with "
             "neighbours=zero-out; choose neighbours=replace-one or protects=records."
+        )
+    if asked.protects == "records" and any(parent.protects == "labels" for parent in asked.parents):
+        raise PrivacyRefused(
+            "an earlier run protected labels only, so its releases may carry features without noise, got "
+            "protects=records now; choose protects=labels or other records."
         )
     if asked.parents and asked.accounting == "paper":
         raise PrivacyRefused(

@@ -79,7 +79,11 @@ def parents_of(paths: Sequence[Path]) -> tuple[ParentRun, ...]:
         for parent in view.plan.parents:
             found.setdefault(parent.run_id, parent)
         found[view.run_id] = ParentRun(
-            run_id=view.run_id, data_fingerprint=view.data_fingerprint, noise_source=view.noise_source, cost=cost
+            run_id=view.run_id,
+            data_fingerprint=view.data_fingerprint,
+            noise_source=view.noise_source,
+            cost=cost,
+            protects=view.plan.protects,
         )
     return tuple(found[name] for name in sorted(found))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -21,6 +22,7 @@ from dpzv.models.rowwise import require_rowwise
 from dpzv.privacy.coverage import PlanRequest
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan, make_plan, participation_cap
+from dpzv.privacy.spent import parents_of
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
 from dpzv.protocol.server import Server
@@ -98,6 +100,7 @@ def plan_of(config: Config, D: int, M: int) -> PrivacyPlan:
         # without rounds the head in the loop is for nothing, unless it is the one that is kept
         head_steps=config.head.steps if T or config.head.final == "private" else 0,
         head_share=privacy.head_share,
+        parents=parents_of([Path(folder) for folder in privacy.parents]),
     )
     return make_plan(request)
 
