@@ -133,7 +133,7 @@ class _Bar:
 
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=None),
             TextColumn("{task.fields[figures]}"),
             TimeElapsedColumn(),
             console=Console(stderr=True),

@@ -19,13 +19,10 @@ class Metrics(msgspec.Struct, frozen=True):
     test_loss: float
 
     def text(self) -> str:
-        """The metrics that exist, in a few words."""
-        parts = []
+        """The metric that says most about the task, in two words."""
         if self.test_auc is not None:
-            parts.append(f"AUC {self.test_auc:.4f}")
-        if self.test_accuracy is not None:
-            parts.append(f"accuracy {100 * self.test_accuracy:.2f} %")
-        return ", ".join([*parts, f"loss {self.test_loss:.4f}"])
+            return f"AUC {self.test_auc:.4f}"
+        return f"loss {self.test_loss:.4f}" if self.test_accuracy is None else f"{100 * self.test_accuracy:.2f} %"
 
 
 @torch.no_grad()
