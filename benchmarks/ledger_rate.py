@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from benchmarks.bar import Row
 from dpzv.privacy.events import ReleaseEvent
 from dpzv.privacy.ledger import Ledger
-from dpzv.privacy.plan import PlanRequest, PrivacyPlan, make_plan
+from dpzv.privacy.plan import PlanRequest, PrivacyPlan
+from dpzv.privacy.planning import make_plan
 
 __all__ = ["rows"]
 
@@ -73,7 +74,7 @@ class _Devices:
                 event = ReleaseEvent(t=t, m=m, position=t // M, B=B, C=plan.C, sigma_dp=plan.sigma_dp)
                 ledger.admit(event)
                 ledger.past_cap(event)
-                ledger.submit(event, 0.25 * t, _FRAME)
+                ledger.submit(event, np.array([0.25 * t]), _FRAME)
                 self.released += 1
             ledger.wait(t)
 
@@ -117,7 +118,7 @@ def _rebuild_seconds(path: Path, plan: PrivacyPlan) -> float:
     ) as ledger:
         for t in range(RELEASES):
             event = ReleaseEvent(t=t, m=t % M, position=t // M, B=B, C=plan.C, sigma_dp=plan.sigma_dp)
-            ledger.write(event, 0.25 * t, _FRAME)
+            ledger.write(event, np.array([0.25 * t]), _FRAME)
             if t % 100_000 == 0:
                 ledger.flush()
         spent = ledger.unit_mu_squared

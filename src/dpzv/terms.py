@@ -7,12 +7,14 @@ from typing import Literal
 __all__ = [
     "Accounting",
     "HeadRuleName",
+    "MethodName",
     "Neighbours",
     "NoiseSourceName",
     "Protects",
     "Schedule",
     "StartName",
     "Task",
+    "Where",
 ]
 
 Task = Literal["binary", "classes", "regression"]
@@ -27,6 +29,9 @@ Protects = Literal["records", "labels"]
 Accounting = Literal["exact", "paper"]
 """`exact` counts what curious devices see; `paper` is the published rule, which is no guarantee."""
 
+MethodName = Literal["dpzv", "vafl", "zoo-vfl", "vfl-czofo"]
+"""Whose algorithm the rounds follow; one file each in `methods/`."""
+
 HeadRuleName = Literal["dp-sgd", "joint-zo", "frozen", "sgd", "zo"]
 """How the server's own model `w_0` moves."""
 
@@ -35,6 +40,9 @@ StartName = Literal["random", "weights", "gabor", "pca", "dp-pca"]
 
 NoiseSourceName = Literal["exact", "seeded"]
 """Secret noise on integers, or reproducible noise for simulation."""
+
+Where = Literal["downlink", "uplink"]
+"""What gets the noise: the server's answer, or a rival's embeddings before they reach the server."""
 
 Schedule = Literal["constant", "linear", "cosine"]
 """How a step size falls over the rounds."""

@@ -18,12 +18,13 @@ from dpzv.methods.dpsgd import DPSGD
 from dpzv.methods.dpzv import ServerRule
 from dpzv.methods.gradients import clipped_gradient_sum
 from dpzv.methods.heads import OwnSGD
+from dpzv.methods.rules import Answer
 from dpzv.methods.steps import Steps
-from dpzv.privacy.noise import ExactNoise, SeededNoise
+from dpzv.privacy.noise import ExactNoise, SeededNoise, Totals
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Message
 from dpzv.rng import numpy_generator, seed_of
-from dpzv.zo.clipping import GRID_BITS, ClippedSum
+from dpzv.zo.clipping import GRID_BITS
 from dpzv.zo.estimator import delta_zo
 
 
@@ -35,8 +36,10 @@ def run(name: str, attacked: Target, trials: int = 300) -> Finding:
 class Weak(ExactNoise):
     """A tenth of the noise."""
 
-    def release(self, *, total: float, grid: float, B: int, sigma_dp: float, t: int, m: int) -> float:
-        return super().release(total=total, grid=grid, B=B, sigma_dp=sigma_dp / 10, t=t, m=m)
+    def release(
+        self, totals: Totals, *, grid: float, divisor: int, sigma_dp: float, t: int, m: int
+    ) -> NDArray[np.float64]:
+        return super().release(totals, grid=grid, divisor=divisor, sigma_dp=sigma_dp / 10, t=t, m=m)
 
 
 def test_noise_ten_times_too_small_is_found_by_the_matched_filter() -> None:
@@ -53,22 +56,23 @@ class OneSided(ServerRule):
         t: int,
         rows: torch.Tensor,
         columns: slice,
-        h_plus: torch.Tensor,
-        h_minus: torch.Tensor,
+        h: tuple[torch.Tensor, ...],
         y: torch.Tensor,
         *,
         lam: float,
+        seed: int,
         contributes: torch.Tensor | None,
-    ) -> ClippedSum:
+    ) -> Answer:
         losses = []
-        for h in (h_plus, h_minus):
-            rows[:, columns] = h
+        for version in h:
+            rows[:, columns] = version
             losses.append(self.loss(self.rule.output(t, rows, lam), y))
         terms = delta_zo(losses[0], losses[1], lam).clamp(max=self.C)
         if contributes is not None:
             terms = torch.where(contributes, terms, 0.0)
         grid = math.ldexp(self.C, -GRID_BITS)
-        return ClippedSum(int((terms / grid).round().to(torch.int64).sum()), grid)
+        total = int((terms / grid).round().to(torch.int64).sum())
+        return Answer(np.array([total]), grid, divisor=len(y))
 
 
 def one_sided(machine: Machine) -> None:
@@ -118,8 +122,10 @@ def test_a_repeated_id_is_found() -> None:
 class Derived(ExactNoise):
     """Right in size and shape, but from the seed of a direction, which a device knows."""
 
-    def release(self, *, total: float, grid: float, B: int, sigma_dp: float, t: int, m: int) -> float:
-        return total * grid / B + sigma_dp * float(numpy_generator(SEED, "direction", m, t).standard_normal())
+    def release(
+        self, totals: Totals, *, grid: float, divisor: int, sigma_dp: float, t: int, m: int
+    ) -> NDArray[np.float64]:
+        return totals * grid / divisor + sigma_dp * float(numpy_generator(SEED, "direction", m, t).standard_normal())
 
 
 @pytest.mark.parametrize("noise", [Derived(), SeededNoise(seed_of(SEED, "noise"))], ids=["direction", "run seed"])
@@ -139,9 +145,9 @@ class SharedScale(Codec):
 
     def encode(self, message: Message) -> bytes:
         if isinstance(message, Embeddings):
-            unit = torch.maximum(message.h_plus.abs().max(), message.h_minus.abs().max()) / 127
-            h_plus, h_minus = ((h / unit).round() * unit for h in (message.h_plus, message.h_minus))
-            message = Embeddings(message.m, message.position, h_plus, h_minus)
+            unit = max(h.abs().max() for h in message.h) / 127
+            rounded = tuple((h / unit).round() * unit for h in message.h)
+            message = Embeddings(message.m, message.position, rounded)
         return super().encode(message)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import sqlite3
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +52,7 @@ def ledger(tmp_path: Path) -> tuple[Releases, int]:
             steps = connection.execute("SELECT COALESCE(SUM(steps), 0) FROM head_blocks").fetchone()[0]
         except sqlite3.OperationalError:  # killed before the tables were made
             return {}, 0
-    return {t: (m, Delta) for t, m, Delta in rows}, steps
+    return {t: (m, struct.unpack("<d", Delta)[0].hex()) for t, m, Delta in rows}, steps
 
 
 def sent(tmp_path: Path) -> Releases:

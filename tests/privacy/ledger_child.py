@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from dpzv.errors import DiskError
 from dpzv.privacy.events import ReleaseEvent
 from dpzv.privacy.ledger import Ledger
-from dpzv.privacy.plan import PlanRequest, make_plan
+from dpzv.privacy.plan import PlanRequest
+from dpzv.privacy.planning import make_plan
 
 D, B, T = 500, 50, 1_000_000
 PLAN = make_plan(
@@ -66,7 +67,7 @@ def reopen(path: Path, *, durable: bool, at_least: int = 0) -> Ledger:
 def write(ledger: Ledger, t: int) -> float:
     """Release round `t` with a value that would differ if it were drawn again."""
     Delta = int.from_bytes(os.urandom(6), "big") / 2**40
-    ledger.write(ReleaseEvent(t=t, m=0, position=t, B=B, C=PLAN.C, sigma_dp=PLAN.sigma_dp), Delta, frame(t))
+    ledger.write(ReleaseEvent(t=t, m=0, position=t, B=B, C=PLAN.C, sigma_dp=PLAN.sigma_dp), np.array([Delta]), frame(t))
     return Delta
 
 

@@ -30,7 +30,7 @@ from dpzv.privacy.accountant import (
 from dpzv.privacy.coverage import PlanRequest
 from dpzv.privacy.events import LATTICE_DISTANCE, neighbour_factor
 from dpzv.privacy.events import ReleaseEvent as Release
-from dpzv.privacy.plan import make_plan
+from dpzv.privacy.planning import make_plan
 from dpzv.rng import numpy_generator
 from dpzv.terms import Neighbours
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.counters import CapCounters
 from dpzv.privacy.events import ReleaseEvent
-from dpzv.privacy.plan import PlanRequest, make_plan
+from dpzv.privacy.plan import PlanRequest
+from dpzv.privacy.planning import make_plan
 from dpzv.rng import numpy_generator
 
 D, B = 23, 5

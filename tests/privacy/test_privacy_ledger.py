@@ -22,15 +22,8 @@ from dpzv.errors import PrivacyRefused
 from dpzv.privacy.accountant import Composition
 from dpzv.privacy.events import ReleaseEvent, StartEvent, unit_mu
 from dpzv.privacy.ledger import Ledger
-from dpzv.privacy.plan import (
-    ParentRun,
-    PlanRequest,
-    PrivacyPlan,
-    epsilon_spent,
-    make_plan,
-    request_of,
-    start_event,
-)
+from dpzv.privacy.plan import ParentRun, PlanRequest, PrivacyPlan, epsilon_spent, request_of, start_event
+from dpzv.privacy.planning import make_plan
 from dpzv.rng import numpy_generator
 
 D, B, M, T = 23, 5, 2, 40
@@ -85,7 +78,7 @@ def reopen(path: Path, plan: PrivacyPlan, **changes: Any) -> Ledger:
 
 def write(ledger: Ledger, rounds: range) -> None:
     for t in rounds:
-        ledger.write(event_of(ledger.plan, t), t / 7, frame(t))
+        ledger.write(event_of(ledger.plan, t), np.array([t / 7]), frame(t))
 
 
 def all_masks(ledger: Ledger) -> list[bool]:
@@ -139,7 +132,7 @@ def test_what_was_not_planned_is_refused_and_not_counted(tmp_path: Path, changes
     with create(tmp_path / "ledger.sqlite", plan) as ledger:
         write(ledger, range(3))
         spent = ledger.unit_mu_squared
-        for call in (ledger.admit, lambda event: ledger.write(event, 0.0, frame(3))):
+        for call in (ledger.admit, lambda event: ledger.write(event, np.zeros(1), frame(3))):
             with pytest.raises(PrivacyRefused, match=word):
                 call(msgspec.structs.replace(event_of(plan, 3), **changes))
         assert (ledger.releases, ledger.last_t, ledger.unit_mu_squared) == (3, 2, spent)
@@ -163,7 +156,7 @@ def test_a_repeat_returns_the_stored_value_bit_for_bit(tmp_path: Path, durable: 
     with create(tmp_path / "ledger.sqlite", plan, durable=durable) as ledger:
         for t, value in enumerate(values):
             assert ledger.stored(t, frame(t)) is None
-            ledger.write(event_of(plan, t), value, frame(t))
+            ledger.write(event_of(plan, t), np.array([value]), frame(t))
         live = [ledger.stored(t, frame(t)) for t in range(len(values))]
     with reopen(tmp_path / "ledger.sqlite", plan) as ledger:
         later = [ledger.stored(t, frame(t)) for t in range(len(values))]
@@ -171,7 +164,7 @@ def test_a_repeat_returns_the_stored_value_bit_for_bit(tmp_path: Path, durable: 
         with pytest.raises(PrivacyRefused, match="another frame"):
             ledger.stored(3, frame(4))
     for found in (live, later):
-        assert [x.hex() for x in found if x is not None] == [x.hex() for x in values]
+        assert [float(x[0]).hex() for x in found if x is not None] == [x.hex() for x in values]
 
 
 def test_starts_are_stored_once(tmp_path: Path) -> None:
@@ -232,7 +225,7 @@ def test_releases_that_wait_together_share_a_commit(tmp_path: Path) -> None:
     with create(path, plan, durable=True) as ledger:
         commits = commits_of(ledger)
         for t in range(7):
-            ledger.submit(event_of(plan, t), t / 7, frame(t))
+            ledger.submit(event_of(plan, t), np.array([t / 7]), frame(t))
         assert rows_of(path, "SELECT COUNT(*) FROM releases") == [(0,)]
         ledger.wait(3)
         assert rows_of(path, "SELECT COUNT(*) FROM releases") == [(7,)]
@@ -246,20 +239,20 @@ def test_releases_that_wait_together_share_a_commit(tmp_path: Path) -> None:
 def test_a_submitted_release_counts_before_it_is_stored(tmp_path: Path) -> None:
     plan = plan_of(participations=1)
     with create(tmp_path / "ledger.sqlite", plan, durable=True) as ledger:
-        ledger.submit(event_of(plan, 0), 0.5, frame(0))
+        ledger.submit(event_of(plan, 0), np.array([0.5]), frame(0))
         assert ledger.past_cap(event_of(plan, 0)).all()
         assert (ledger.releases, ledger.last_t) == (1, 0)
         with pytest.raises(PrivacyRefused, match="once"):
-            ledger.submit(event_of(plan, 0), 0.5, frame(0))
+            ledger.submit(event_of(plan, 0), np.array([0.5]), frame(0))
 
 
 def test_a_repeat_of_a_waiting_release_is_stored_before_it_is_answered(tmp_path: Path) -> None:
     path, plan = tmp_path / "ledger.sqlite", plan_of()
     with create(path, plan, durable=True) as ledger:
-        ledger.submit(event_of(plan, 0), 0.5, frame(0))
+        ledger.submit(event_of(plan, 0), np.array([0.5]), frame(0))
         assert ledger.stored(0, frame(0)) == 0.5
         assert rows_of(path, "SELECT t FROM releases") == [(0,)]
-        ledger.submit(event_of(plan, 1), 0.5, frame(1))
+        ledger.submit(event_of(plan, 1), np.array([0.5]), frame(1))
         with pytest.raises(PrivacyRefused, match="another frame"):
             ledger.stored(1, frame(2))
 
@@ -275,7 +268,7 @@ def test_threads_get_their_releases_durable_in_order(tmp_path: Path) -> None:
             for _ in range(30):
                 with turn:
                     t = next(rounds)
-                    ledger.submit(event_of(plan, t), t / 7, frame(t))
+                    ledger.submit(event_of(plan, t), np.array([t / 7]), frame(t))
                 ledger.wait(t)
                 seen.append((t, rows_of(path, f"SELECT COUNT(*) FROM releases WHERE t <= {t}")[0][0]))
 
@@ -288,7 +281,9 @@ def test_threads_get_their_releases_durable_in_order(tmp_path: Path) -> None:
     assert sorted(t for t, _ in seen) == list(range(210))
     assert all(count == t + 1 for t, count in seen)
     assert len(commits) < 210
-    assert rows_of(path, "SELECT t, Delta FROM releases ORDER BY t") == [(t, (t / 7).hex()) for t in range(210)]
+    assert rows_of(path, "SELECT t, Delta FROM releases ORDER BY t") == [
+        (t, np.array([t / 7]).tobytes()) for t in range(210)
+    ]
 
 
 # --- rebuilding -----------------------------------------------------------------------------------
@@ -343,7 +338,7 @@ def test_rebuilding_in_chunks_is_replaying_in_order(draws: list[tuple[int, int]]
         with Ledger.create(path, plan=plan, ids_of=ids, **settings_) as ledger:
             for i in range(len(draws)):
                 try:
-                    ledger.write(cost(i), 0.0, frame(i))
+                    ledger.write(cost(i), np.zeros(1), frame(i))
                 except PrivacyRefused:  # a small batch that alone passes a small cap
                     continue
             used = ledger._counters._used.copy()
@@ -356,7 +351,7 @@ def test_rows_say_what_was_released(tmp_path: Path) -> None:
     with create(tmp_path / "ledger.sqlite", plan) as ledger:
         write(ledger, range(3))
     found = rows_of(tmp_path / "ledger.sqlite", "SELECT * FROM releases WHERE t = 2")
-    assert found == [(2, 0, 1, B, plan.sigma_dp, (2 / 7).hex(), frame(2))]
+    assert found == [(2, 0, 1, B, plan.sigma_dp, np.array([2 / 7]).tobytes(), frame(2))]
 
 
 # --- refusals at the door -------------------------------------------------------------------------

@@ -23,13 +23,12 @@ from dpzv.privacy.plan import (
     PrivacyPlan,
     claimed_mu,
     epsilon_spent,
-    make_plan,
-    participation_cap,
     plan_from_json,
     plan_to_json,
     request_of,
     start_event,
 )
+from dpzv.privacy.planning import make_plan, participation_cap
 from dpzv.rng import numpy_generator
 
 ASKED = PlanRequest(

@@ -20,7 +20,8 @@ from dpzv.privacy.accountant import Composition, SampledHead, epsilon_of_parts
 from dpzv.privacy.events import ReleaseEvent
 from dpzv.privacy.gdp import epsilon_of, mu_of
 from dpzv.privacy.ledger import Ledger
-from dpzv.privacy.plan import PlanRequest, PrivacyPlan, make_plan
+from dpzv.privacy.plan import PlanRequest, PrivacyPlan
+from dpzv.privacy.planning import make_plan
 from dpzv.privacy.spent import parents_of, read_ledger, spent
 from dpzv.terms import NoiseSourceName
 
@@ -77,7 +78,7 @@ def write(ledger: Ledger, rounds: range) -> None:
     plan = ledger.plan
     for t in rounds:
         event = ReleaseEvent(t=t, m=1 + t % 2, position=t // 2, B=B, C=plan.C, sigma_dp=plan.sigma_dp)
-        ledger.submit(event, 0.5, bytes(32))
+        ledger.submit(event, np.array([0.5]), bytes(32))
 
 
 def test_one_run(tmp_path: Path) -> None:

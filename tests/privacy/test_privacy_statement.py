@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from dpzv.privacy.gdp import advantage, epsilon_of, mu_of, tpr_at_fpr
-from dpzv.privacy.plan import PlanRequest, make_plan
+from dpzv.privacy.plan import PlanRequest
+from dpzv.privacy.planning import make_plan
 from dpzv.privacy.statement import Statement, statement
 from dpzv.terms import NoiseSourceName
 

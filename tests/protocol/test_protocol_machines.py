@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -71,12 +72,12 @@ def test_one_replaced_row_moves_the_sum_by_at_most_its_sensitivity(head_rule: st
                 victim = int(BatchSchedule(0, 1, B, D).ids(0)[3])
                 server.y_train[victim] = 1 - server.y_train[victim]
                 server.table.h[victim, K:] = 30 * torch.randn(K, generator=generator(seed))
-                h_plus, h_minus = message.h_plus.clone(), message.h_minus.clone()
+                h_plus, h_minus = message.h[0].clone(), message.h[1].clone()
                 h_plus[3] = 1000 * torch.randn(K, generator=generator(seed + 1))
                 h_minus[3] = -h_plus[3]
-                message = Embeddings(1, 0, h_plus, h_minus)
+                message = Embeddings(1, 0, (h_plus, h_minus))
             pending = server.ask(message, None)
-            sums.append(pending.total * pending.grid)
+            sums.append(int(pending.totals[0]) * pending.grid)
         worst = max(worst, abs(sums[1] - sums[0]))
     assert C / 2 < worst <= 2 * C * (1 + 1e-12)
 
@@ -87,19 +88,19 @@ def test_a_row_that_is_not_finite_is_zeros_and_contributes_nothing() -> None:
         for bad in (float("nan"), float("inf")):
             devices, server = make(head_rule)
             message = devices[0].upload()
-            h_plus = message.h_plus.clone()
+            h_plus = message.h[0].clone()
             h_plus[2, 1] = bad
-            totals.append(server.ask(dataclasses.replace(message, h_plus=h_plus), None).total)
+            totals.append(server.ask(dataclasses.replace(message, h=(h_plus, message.h[1])), None).totals[0])
             row = int(BatchSchedule(0, 1, B, D).ids(0)[2])
             assert torch.equal(server.table.h[row, :K], torch.zeros(K))
         devices, server = make(head_rule)
         keep = torch.arange(B) != 2
-        assert totals == [server.ask(devices[0].upload(), keep).total] * 2
+        assert totals == [server.ask(devices[0].upload(), keep).totals[0]] * 2
 
 
 def test_records_past_their_cap_contribute_nothing() -> None:
     devices, server = make()
-    assert server.ask(devices[0].upload(), torch.zeros(B, dtype=torch.bool)).total == 0
+    assert server.ask(devices[0].upload(), torch.zeros(B, dtype=torch.bool)).totals[0] == 0
 
 
 def bad_messages(good: Embeddings) -> list[Embeddings]:
@@ -108,9 +109,12 @@ def bad_messages(good: Embeddings) -> list[Embeddings]:
         dataclasses.replace(good, m=3),
         dataclasses.replace(good, position=1),
         dataclasses.replace(good, position=-1),
-        dataclasses.replace(good, h_plus=good.h_plus[:-1]),
-        dataclasses.replace(good, h_minus=good.h_minus[:, :-1]),
-        dataclasses.replace(good, h_plus=good.h_plus[:1], h_minus=good.h_minus[:1]),
+        dataclasses.replace(good, h=(good.h[0][:-1], good.h[1])),
+        dataclasses.replace(good, h=(good.h[0], good.h[1][:, :-1])),
+        dataclasses.replace(good, h=(good.h[0][:1], good.h[1][:1])),
+        dataclasses.replace(good, h=good.h[:1]),
+        dataclasses.replace(good, h=(*good.h, good.h[0])),
+        dataclasses.replace(good, h=()),
     ]
 
 
@@ -135,7 +139,7 @@ def test_a_fill_is_refused_outside_its_rows_and_after_round_one() -> None:
         with pytest.raises(PeerError):
             server.fill(message)
     pending = server.ask(devices[0].upload(), None)
-    server.accept(Release(pending.t, 1, 0, 0.0))
+    server.accept(Release(pending.t, 1, 0, np.array([0.0])))
     with pytest.raises(PeerError, match="before round 1"):
         server.fill(next(devices[0].fill()))
 
@@ -143,13 +147,13 @@ def test_a_fill_is_refused_outside_its_rows_and_after_round_one() -> None:
 def test_a_device_applies_only_the_release_it_waits_for() -> None:
     devices, _ = make()
     with pytest.raises(PeerError):
-        devices[0].receive(Release(1, 1, 0, 0.5))
+        devices[0].receive(Release(1, 1, 0, np.array([0.5])))
     devices[0].upload()
-    for release in (Release(1, 2, 0, 0.5), Release(1, 1, 1, 0.5)):
+    for release in (Release(1, 2, 0, np.array([0.5])), Release(1, 1, 1, np.array([0.5]))):
         with pytest.raises(PeerError):
             devices[0].receive(release)
     before = devices[0].rule.network.weight.clone()
-    devices[0].receive(Release(1, 1, 0, 0.0))
+    devices[0].receive(Release(1, 1, 0, np.array([0.0])))
     assert torch.equal(devices[0].rule.network.weight, before)
     assert devices[0].position == 1
 
@@ -157,8 +161,8 @@ def test_a_device_applies_only_the_release_it_waits_for() -> None:
 def test_a_repeated_upload_is_the_same() -> None:
     devices, _ = make()
     first, second = devices[1].upload(), devices[1].upload()
-    assert torch.equal(first.h_plus, second.h_plus)
-    assert torch.equal(first.h_minus, second.h_minus)
+    assert torch.equal(first.h[0], second.h[0])
+    assert torch.equal(first.h[1], second.h[1])
 
 
 def test_delays_are_the_papers() -> None:
@@ -175,7 +179,7 @@ def test_delays_are_the_papers() -> None:
                 seen[int(i)] = 3 - max(uploads, default=0)
             before = float(server.delay_sum), server.delay_count
         pending = server.ask(device.upload(), None)
-        release = Release(pending.t, m, pending.position, 0.0)
+        release = Release(pending.t, m, pending.position, np.array([0.0]))
         server.accept(release)
         device.receive(release)
     assert float(server.delay_sum) - before[0] == sum(seen.values())
@@ -188,6 +192,6 @@ def test_sgd_and_zo_heads_descend_and_frozen_does_not_move() -> None:
         devices, server = make(rule)
         before = [p.clone() for p in server.rule.head.parameters()]
         pending = server.ask(devices[0].upload(), None)
-        server.accept(Release(pending.t, 1, 0, 0.3))
+        server.accept(Release(pending.t, 1, 0, np.array([0.3])))
         same = all(torch.equal(a, b) for a, b in zip(before, server.rule.head.parameters(), strict=True))
         assert same is not moves, rule

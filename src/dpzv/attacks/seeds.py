@@ -79,8 +79,13 @@ def _torch_normal(seed: int, where: Round) -> float:
     return float(torch.randn((), generator=torch.Generator().manual_seed(seed)))
 
 
+def _like_ours(seed: int, where: Round) -> float:
+    noise = SeededNoise(seed).release(np.zeros(1), grid=1.0, divisor=1, sigma_dp=1.0, t=where[0], m=where[1])
+    return float(noise[0])
+
+
 _DRAWS: tuple[Callable[[int, Round], float], ...] = (
-    lambda seed, where: SeededNoise(seed).release(total=0, grid=1.0, B=1, sigma_dp=1.0, t=where[0], m=where[1]),
+    _like_ours,
     lambda seed, where: float(np.random.default_rng(seed).standard_normal()),
     lambda seed, where: random.Random(seed).gauss(),
     _torch_normal,

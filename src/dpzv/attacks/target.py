@@ -97,7 +97,7 @@ class Machine:
         Raises PeerError when the server refuses the message.
         """
         codec = self.codecs[m - 1]
-        frame = codec.encode(Embeddings(m, position, h_plus, h_minus))
+        frame = codec.encode(Embeddings(m, position, (h_plus, h_minus)))
         message = codec.decode(frame)
         assert isinstance(message, Embeddings)
         pending = self.server.ask(message, self.gate.contributes(self.server.t + 1, message))
@@ -119,7 +119,7 @@ class Machine:
             for r, pending in enumerate(rounds):
                 last += 1
                 drawn = replace(pending, t=last, position=free[r][j])
-                Delta[j, r] = self.gate.release(drawn, b"").Delta
+                Delta[j, r] = self.gate.release(drawn, b"").Delta[0]
                 t[j, r], position[j, r] = drawn.t, drawn.position
         return Transcript(Delta, t, position, np.array([pending.m for pending in rounds]))
 
@@ -199,6 +199,8 @@ def target_of(config: Config, noise: NoiseSource) -> Target:
             "an audit needs a claim against curious devices: a finite privacy.epsilon with privacy.accounting = "
             f"'exact', got epsilon={config.privacy.epsilon:g} and '{config.privacy.accounting}'; change them."
         )
+    if config.train.method != "dpzv":
+        raise ConfigError(f"an audit attacks dpzv's releases, got method '{config.train.method}'; audit dpzv.")
     if rounds_of(config, D, M) == 0:
         raise ConfigError("an audit needs releases, got a configuration without rounds; set train.rounds.")
     return Target(config, noise, card.task, card.n_classes, M, min(1.0, config.head.batch / D))

@@ -78,7 +78,7 @@ def plan(
     Example: dpzv privacy plan --epsilon 1 --delta 1e-5 --records 60000 --batch 512 --passes 5 --devices 7
     """
     from dpzv.privacy.coverage import PlanRequest
-    from dpzv.privacy.plan import participation_cap
+    from dpzv.privacy.planning import participation_cap
 
     random_starts: tuple[StartName, ...] = tuple("random" for _ in range(devices))
 
@@ -187,7 +187,7 @@ def _figures(asked: PlanRequest) -> dict[str, Any]:
 
     from dpzv.privacy.claims import parts_of
     from dpzv.privacy.gdp import epsilon_of, mu_of, paper_sigma_dp, true_mu_of_paper
-    from dpzv.privacy.plan import make_plan
+    from dpzv.privacy.planning import make_plan
 
     made = make_plan(asked)
     paper_mu = mu_of(asked.epsilon, asked.delta_dp)
@@ -219,7 +219,7 @@ def _figures(asked: PlanRequest) -> dict[str, Any]:
 
 
 def _row(asked: PlanRequest, passes: float) -> dict[str, Any]:
-    from dpzv.privacy.plan import make_plan
+    from dpzv.privacy.planning import make_plan
 
     made = make_plan(asked)
     return {

@@ -15,54 +15,53 @@ The divisor is 2*lam as in the paper's eq. (zero), not lam as in its eq. (delta)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from dpzv.methods.heads import HeadRule
-from dpzv.methods.steps import Steps
-from dpzv.models.losses import Loss
+from dpzv.methods import rules
+from dpzv.methods.rules import Answer, require_numbers
+from dpzv.methods.steps import Steps, trainable, zo_step
 from dpzv.rng import seed_of
-from dpzv.zo.clipping import ClippedSum, clipped_sum
-from dpzv.zo.directions import layout
+from dpzv.zo.clipping import clipped_sum
 from dpzv.zo.estimator import delta_zo
-from dpzv.zo.perturb import momentum_step, step, two_point
+from dpzv.zo.perturb import two_point
 
 __all__ = ["DeviceRule", "ServerRule"]
 
 
-class DeviceRule:
-    """What device m does in a round. It holds w_m (`network`) and, with momentum, one velocity beside it."""
+class DeviceRule(rules.DeviceRule):
+    """Sends h_plus and h_minus, moves along u by the one number that comes back."""
 
     def __init__(self, network: torch.nn.Module, *, m: int, seed: int, lam: float, steps: Steps) -> None:
         self.network = network
-        self.velocity = [torch.zeros_like(w) for w in layout(network).parameters] if steps.momentum else []
+        self.velocity = [torch.zeros_like(w) for w in trainable(network)] if steps.momentum else []
         self._m, self._seed, self._lam, self._steps = m, seed, lam, steps
 
-    def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
         """h_plus and h_minus [B, k] of the batch `x` at `position` of the device's schedule."""
         return two_point(self.network, x, self._direction(position), self._lam)
 
-    def update(self, Delta: float, *, position: int, t: int) -> None:
+    def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
         """w_m <- w_m - eta_m * Delta * u, with the same u as in `embeddings`, regenerated."""
-        u, eta, momentum = self._direction(position), self._steps.at(t), self._steps.momentum
-        if momentum:
-            momentum_step(self.network, self.velocity, u, Delta, eta=eta, momentum=momentum)
-        else:
-            step(self.network, u, eta * Delta)
+        require_numbers(Delta, 1)
+        zo_step(self.network, self.velocity, self._direction(position), float(Delta[0]), self._steps, t)
 
     def _direction(self, position: int) -> int:
         return seed_of(self._seed, "direction", self._m, position)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerRule:
-    """What the server computes in a round."""
+class ServerRule(rules.ServerRule):
+    """Returns the mean over the batch of the records' clipped differences."""
 
-    head: torch.nn.Module
-    rule: HeadRule
-    loss: Loss
-    C: float
+    __slots__ = ()
+    uploads: ClassVar[int] = 2
+
+    def numbers(self, B: int, width: int) -> int:
+        """One."""
+        return 1
 
     @torch.no_grad()
     def answer(
@@ -70,25 +69,22 @@ class ServerRule:
         t: int,
         rows: torch.Tensor,
         columns: slice,
-        h_plus: torch.Tensor,
-        h_minus: torch.Tensor,
+        h: tuple[torch.Tensor, ...],
         y: torch.Tensor,
         *,
         lam: float,
+        seed: int,
         contributes: torch.Tensor | None,
-    ) -> ClippedSum:
-        """The sum of clipped differences of a batch; the unclipped ones never leave this function.
+    ) -> Answer:
+        """The mean of clipped differences; the unclipped ones never leave this function. The table keeps the midpoint.
 
-        `rows` [B, k_1+...+k_M] are the table's rows of the batch; `columns` are replaced by `h_plus`, then
-        by `h_minus`. A record where `contributes` is false adds 0. On return `rows` holds the midpoint.
+        The asking device's columns are replaced by h_plus, then by h_minus.
         """
+        h_plus, h_minus = h
         rows[:, columns] = h_plus
         f_plus = self.loss(self.rule.output(t, rows, lam), y)
         rows[:, columns] = h_minus
         f_minus = self.loss(self.rule.output(t, rows, -lam), y)
         rows[:, columns] = (h_plus + h_minus) / 2
-        return clipped_sum(delta_zo(f_plus, f_minus, lam), self.C, contributes)
-
-    def update(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
-        """Move w_0 after the release of round t; `rows` are those of the batch, with m's midpoint."""
-        self.rule.move(t, Delta, rows, y, steps)
+        clipped = clipped_sum(delta_zo(f_plus, f_minus, lam), self.C, contributes)
+        return Answer(np.array([clipped.total]), clipped.grid, divisor=len(y))

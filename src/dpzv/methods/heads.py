@@ -11,13 +11,13 @@ from abc import ABC, abstractmethod
 import torch
 
 from dpzv.errors import ConfigError
-from dpzv.methods.steps import Steps
+from dpzv.methods.steps import Steps, sgd_step, zo_step
 from dpzv.models.losses import Loss
 from dpzv.rng import seed_of
 from dpzv.terms import HeadRuleName
 from dpzv.zo.directions import layout
 from dpzv.zo.estimator import delta_zo
-from dpzv.zo.perturb import momentum_step, perturbed, step, two_point
+from dpzv.zo.perturb import perturbed, two_point
 
 __all__ = ["Frozen", "HeadRule", "JointZO", "OwnSGD", "OwnZO", "make_head_rule"]
 
@@ -68,11 +68,7 @@ class _Moving(Frozen):
         return seed_of(self._seed, "direction", 0, t)
 
     def _zo_step(self, t: int, Delta: float) -> None:
-        u, eta, momentum = self._direction(t), self._steps.at(t), self._steps.momentum
-        if momentum:
-            momentum_step(self.head, self.velocity, u, Delta, eta=eta, momentum=momentum)
-        else:
-            step(self.head, u, eta * Delta)
+        zo_step(self.head, self.velocity, self._direction(t), Delta, self._steps, t)
 
 
 class JointZO(_Moving):
@@ -115,12 +111,7 @@ class OwnSGD(_Moving):
         parameters: list[torch.Tensor] = list(self.head.parameters())
         with torch.enable_grad():
             gradients = torch.autograd.grad(self._loss(self.head(rows), y).mean(), parameters)
-        if self._steps.momentum:
-            torch._foreach_mul_(self.velocity, self._steps.momentum)
-            torch._foreach_add_(self.velocity, gradients)
-            gradients = tuple(self.velocity)
-        with torch.no_grad():
-            torch._foreach_add_(parameters, gradients, alpha=-self._steps.at(t))
+        sgd_step(parameters, gradients, self.velocity, self._steps, t)
 
 
 def make_head_rule(

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dpzv.terms import Schedule
+import torch
 
-__all__ = ["Steps"]
+from dpzv.terms import Schedule
+from dpzv.zo.directions import layout
+from dpzv.zo.perturb import momentum_step, step
+
+__all__ = ["Steps", "sgd_step", "trainable", "zo_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +31,32 @@ class Steps:
         if self.schedule == "cosine":
             return self.eta * (1 + math.cos(math.pi * passed)) / 2
         return self.eta
+
+
+def trainable(module: torch.nn.Module) -> list[torch.Tensor]:
+    """The parameters that move, each once, in the order of a velocity."""
+    return layout(module).parameters
+
+
+def zo_step(module: torch.nn.Module, velocity: list[torch.Tensor], u: int, Delta: float, steps: Steps, t: int) -> None:
+    """w <- w - eta * Delta * u in round t, with momentum where `steps` has some; `u` is a direction's seed."""
+    if steps.momentum:
+        momentum_step(module, velocity, u, Delta, eta=steps.at(t), momentum=steps.momentum)
+    else:
+        step(module, u, steps.at(t) * Delta)
+
+
+@torch.no_grad()
+def sgd_step(
+    parameters: list[torch.Tensor],
+    gradients: tuple[torch.Tensor, ...],
+    velocity: list[torch.Tensor],
+    steps: Steps,
+    t: int,
+) -> None:
+    """w <- w - eta * gradient in round t, with momentum where `steps` has some."""
+    if steps.momentum:
+        torch._foreach_mul_(velocity, steps.momentum)
+        torch._foreach_add_(velocity, gradients)
+        gradients = tuple(velocity)
+    torch._foreach_add_(parameters, gradients, alpha=-steps.at(t))

@@ -29,13 +29,16 @@ def artefacts_of(plans: Sequence[PrivacyPlan], *, guarantee: bool) -> tuple[Arte
         for plan in plans
         for start in plan.starts
     )
+    backpropagated = any(plan.spends and plan.method in ("vafl", "vfl-czofo") for plan in plans)
     rows = (
         ("Deltas", "server, devices", True, "released through the ledger; the claim is about them"),
         (
             "w_m",
             "device m",
-            not looked,
-            "its start saw features without noise that is accounted for (or was given)"
+            not looked and not backpropagated,
+            "backpropagation put its raw features into it"
+            if backpropagated
+            else "its start saw features without noise that is accounted for (or was given)"
             if looked
             else "follows from its start and the Deltas, which the claim covers",
         ),

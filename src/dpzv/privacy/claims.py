@@ -56,6 +56,11 @@ def verdict(plan: PrivacyPlan, noise_source: NoiseSourceName) -> tuple[bool, str
     """Whether the plan's epsilon is a guarantee with this noise, and why (or why not), in words."""
     if math.isinf(plan.epsilon):
         return False, "no privacy was asked for (epsilon is infinite)"
+    if plan.where == "uplink" and plan.spends:
+        return False, (
+            "noise on the uplink hides embeddings on their way to the server, which is trusted; what comes back "
+            "carries labels without noise, so nothing is protected against curious devices"
+        )
     if plan.accounting == "paper":
         return False, (
             "this reproduces the published rule and is not a guarantee against curious devices, which know the batches"

@@ -10,7 +10,16 @@ from msgspec.structs import replace
 
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy.accountant import Composition
-from dpzv.terms import Accounting, HeadRuleName, Neighbours, NoiseSourceName, Protects, StartName
+from dpzv.terms import (
+    Accounting,
+    HeadRuleName,
+    MethodName,
+    Neighbours,
+    NoiseSourceName,
+    Protects,
+    StartName,
+    Where,
+)
 from dpzv.validate import fraction, one_of, positive, probability, whole
 
 __all__ = ["ParentRun", "PlanRequest", "check_request", "normalised", "refuse_uncovered", "warnings_of"]
@@ -41,6 +50,9 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     `head_share` for a dp-sgd head, the rest for the releases; a share that nothing uses is not looked at. A dp-sgd
     head makes `head_steps` steps over an expected `head_batch` of the `D` records; without rounds (``T = 0``) it gets
     all that the starts leave, and with ``head_steps = 0`` as well nothing is spent.
+
+    `method` says what a release is: one number over a batch, or more (the rivals). With `where` = uplink a rival's
+    embeddings, clipped to norm `C_h`, get the noise instead, as published; that protects nothing against devices.
     """
 
     epsilon: float
@@ -62,6 +74,9 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     head_steps: int = 0
     head_share: float = 0.5
     parents: tuple[ParentRun, ...] = ()
+    method: MethodName = "dpzv"
+    where: Where = "downlink"
+    C_h: float = math.inf
 
 
 def normalised(asked: PlanRequest) -> PlanRequest:
@@ -70,7 +85,7 @@ def normalised(asked: PlanRequest) -> PlanRequest:
         asked = replace(asked, start_share=0.0)
     if asked.head_rule != "dp-sgd":
         asked = replace(asked, head_batch=0, head_steps=0, head_share=0.0)
-    return asked
+    return asked if asked.where == "uplink" else replace(asked, C_h=math.inf)
 
 
 def check_request(asked: PlanRequest) -> None:
@@ -79,6 +94,8 @@ def check_request(asked: PlanRequest) -> None:
     one_of("neighbours", asked.neighbours, get_args(Neighbours))
     one_of("protects", asked.protects, get_args(Protects))
     one_of("head rule", asked.head_rule, get_args(HeadRuleName))
+    one_of("method", asked.method, get_args(MethodName))
+    one_of("noise.where", asked.where, get_args(Where))
     for start in asked.starts:
         one_of("start", start, get_args(StartName))
     positive("epsilon", asked.epsilon)
@@ -97,6 +114,19 @@ def check_request(asked: PlanRequest) -> None:
         raise ConfigError("a dp-pca start needs a share of the budget, got start_share=0; raise it above 0.")
     if asked.head_rule == "dp-sgd":
         _check_head(asked)
+    _check_method(asked)
+
+
+def _check_method(asked: PlanRequest) -> None:
+    """Refuse what a method has no place for."""
+    if asked.method == "dpzv" and asked.where == "uplink":
+        raise ConfigError(
+            "dpzv's noise is on the number that comes back, got noise.where=uplink; choose downlink, or a rival."
+        )
+    if asked.method != "dpzv" and asked.head_rule == "joint-zo":
+        raise ConfigError(
+            f"head rule joint-zo needs dpzv's two evaluations, got method {asked.method}; choose another head rule."
+        )
 
 
 def _check_head(asked: PlanRequest) -> None:
@@ -140,6 +170,9 @@ def refuse_uncovered(asked: PlanRequest) -> None:
             "the published rule has no private head, got head rule dp-sgd with accounting=paper; choose head rule "
             "sgd, zo, joint-zo or frozen, or accounting=exact."
         )
+    if asked.where == "uplink" and asked.T:
+        _refuse_useless(asked)
+        return
     if asked.T == 0:
         # nothing is released: any start is covered, and any head that stays at the server; a dp-sgd head may leave
         if asked.head_rule == "dp-sgd" and asked.head_steps:
@@ -155,8 +188,38 @@ def refuse_uncovered(asked: PlanRequest) -> None:
             f"a release must be over at least min_batch={asked.min_batch} records, got B={asked.B}; "
             "raise B or lower min_batch."
         )
+    if asked.method != "dpzv":
+        _refuse_rival(asked)
     if asked.accounting == "exact":
         _refuse_inexact(asked)
+
+
+def _refuse_useless(asked: PlanRequest) -> None:
+    """Refuse noise on the uplink without a clip there, or with a private head, which it makes pointless."""
+    if math.isinf(asked.C_h):
+        raise PrivacyRefused(
+            f"a finite epsilon needs embeddings of bounded norm, got epsilon={asked.epsilon:g} with C_h=inf and "
+            "noise.where=uplink; set C_h to a positive number or epsilon to inf."
+        )
+    if asked.head_rule == "dp-sgd":
+        raise PrivacyRefused(
+            "noise on the uplink protects no label, so a private head protects nothing, got head rule dp-sgd with "
+            "noise.where=uplink; choose head rule sgd, zo or frozen, or noise.where=downlink."
+        )
+
+
+def _refuse_rival(asked: PlanRequest) -> None:
+    """Refuse a rival's noise on the downlink where it would not be what is claimed."""
+    if asked.accounting == "paper":
+        raise PrivacyRefused(
+            f"the published rule puts the noise of {asked.method} on its embeddings, got noise.where=downlink with "
+            "accounting=paper; choose noise.where=uplink, or accounting=exact."
+        )
+    if asked.protects == "records" and asked.method in ("vafl", "vfl-czofo"):
+        raise PrivacyRefused(
+            f"a device of {asked.method} backpropagates through its raw features, so its weights carry them without "
+            "noise to every later answer, got protects=records; choose protects=labels, or method dpzv or zoo-vfl."
+        )
 
 
 def _refuse_inexact(asked: PlanRequest) -> None:

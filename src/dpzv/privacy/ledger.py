@@ -34,7 +34,7 @@ __all__ = ["BatchIds", "Ledger"]
 BatchIds = Callable[[int, int], NDArray[np.int64]]
 """``ids_of(m, position)``: the record ids, all different, of one batch of device `m`'s public schedule."""
 
-_Row = tuple[int, int, int, int, float, str, bytes]
+_Row = tuple[int, int, int, int, float, bytes, bytes]
 
 # batches counted at once when a ledger is rebuilt
 _CHUNK = 512
@@ -138,7 +138,7 @@ class Ledger:
         """How many steps of the private head may still be charged."""
         return self.plan.head_steps - self.head_steps
 
-    def stored(self, t: int, frame_sha256: bytes) -> float | None:
+    def stored(self, t: int, frame_sha256: bytes) -> NDArray[np.float64] | None:
         """The Delta already released for round `t`, or None; noise is never drawn twice for one round.
 
         Refused when the repeated frame is not the one that was answered.
@@ -146,7 +146,7 @@ class Ledger:
         with self._order:
             if t > self.last_t:
                 return None
-            row: tuple[str, bytes] | None = self._waiting[t][5:] if t in self._waiting else None
+            row: tuple[bytes, bytes] | None = self._waiting[t][5:] if t in self._waiting else None
         if row is not None:
             self.wait(t)
         else:
@@ -160,7 +160,7 @@ class Ledger:
                 f"round {t} was released for another frame than the one sent now; "
                 "a repeated round must repeat its frame: resume from the run's own checkpoint."
             )
-        return float.fromhex(row[0])
+        return np.frombuffer(row[0], "<f8")
 
     def past_cap(self, event: ReleaseEvent) -> NDArray[np.bool_]:
         """Which records of the event's batch, in schedule order, are past their cap and must contribute 0."""
@@ -180,7 +180,8 @@ class Ledger:
             )
         least = plan.min_batch if math.isfinite(plan.epsilon) else 1
         size = len(self._ids(event.m, event.position))
-        if not (least <= event.B == size <= plan.D and event.C == plan.C and event.sigma_dp == plan.sigma_dp):
+        planned = plan.event(t=event.t, m=event.m, position=event.position, B=size)
+        if not (least <= size <= plan.D and event == planned):
             raise PrivacyRefused(
                 f"expected a batch of {size} (at least {least}) with C={plan.C:g} and "
                 f"sigma_dp={plan.sigma_dp:g} as planned, got B={event.B}, C={event.C:g}, "
@@ -188,11 +189,12 @@ class Ledger:
             )
         self._counters.charge_of(event)
 
-    def submit(self, event: ReleaseEvent, Delta: float, frame_sha256: bytes) -> None:
+    def submit(self, event: ReleaseEvent, Delta: NDArray[np.float64], frame_sha256: bytes) -> None:
         """Charge the records of a release and queue its row; the value may be sent when `wait(event.t)` returns."""
         with self._order:
             self.admit(event)
-            row = (event.t, event.m, event.position, event.B, event.sigma_dp, Delta.hex(), frame_sha256)
+            numbers = Delta.astype("<f8").tobytes()
+            row = (event.t, event.m, event.position, event.B, event.sigma_dp, numbers, frame_sha256)
             self._counters.add(self._ids(event.m, event.position), self._counters.charge_of(event))
             self._waiting[event.t] = row
             self.last_t = event.t
@@ -208,7 +210,7 @@ class Ledger:
                 if t in self._waiting:
                     self.flush()
 
-    def write(self, event: ReleaseEvent, Delta: float, frame_sha256: bytes) -> None:
+    def write(self, event: ReleaseEvent, Delta: NDArray[np.float64], frame_sha256: bytes) -> None:
         """Store a release and charge its records; the value may be sent when this returns."""
         self.submit(event, Delta, frame_sha256)
         self.wait(event.t)
@@ -295,7 +297,7 @@ class Ledger:
             if (B, sigma_dp) != cost or len(batches) == _CHUNK:
                 self._counters.add_many(batches, charge)
                 batches, cost = [], (B, sigma_dp)
-                event = ReleaseEvent(t=t, m=m, position=position, B=B, C=self.plan.C, sigma_dp=sigma_dp)
+                event = self.plan.event(t=t, m=m, position=position, B=B, sigma_dp=sigma_dp)
                 charge = self._counters.charge_of(event)
             batches.append(self._ids_of(m, position))
             self.last_t = t

@@ -19,9 +19,12 @@ from dpzv.errors import ConfigError
 from dpzv.rng import numpy_generator, seed_of
 from dpzv.terms import NoiseSourceName
 
-__all__ = ["ExactNoise", "NoiseSource", "SeededNoise", "poisson_batch"]
+__all__ = ["ExactNoise", "NoiseSource", "SeededNoise", "Totals", "poisson_batch"]
 
 _UNIT = NormalDist()
+
+Totals = NDArray[np.int64] | NDArray[np.float64]
+"""What a release says before its noise, [n]."""
 
 
 class NoiseSource(Protocol):
@@ -32,11 +35,13 @@ class NoiseSource(Protocol):
         """The source as the configuration and the statement call it."""
         ...
 
-    def release(self, *, total: float, grid: float, B: int, sigma_dp: float, t: int, m: int) -> float:
-        """``Delta = total * grid / B + N(0, sigma_dp^2)`` of round `t` for device `m`.
+    def release(
+        self, totals: Totals, *, grid: float, divisor: int, sigma_dp: float, t: int, m: int
+    ) -> NDArray[np.float64]:
+        """``Delta = totals * grid / divisor + N(0, sigma_dp^2)`` of round `t` for device `m`, one number per total.
 
-        `total` is the clipped sum over the batch: an exact integer in units of `grid` when the clip is
-        finite, a float64 in units of 1 (``grid = 1``) when there is none.
+        `totals` are exact integers in units of `grid` when there is a clip, float64 in units of 1 (``grid = 1``) when
+        there is none.
         """
         ...
 
@@ -73,7 +78,7 @@ def poisson_batch(generator: np.random.Generator, D: int, q: float) -> NDArray[n
 class SeededNoise:
     """Reproducible noise, for simulation and tests only: whoever knows the seed can subtract it.
 
-    The noise of a release depends on (seed, t, m) alone, so a repeated or resumed round draws the same value.
+    The noise of a release depends on (seed, t, m) alone, so a repeated or resumed round draws the same values.
     """
 
     name: NoiseSourceName = "seeded"
@@ -81,15 +86,19 @@ class SeededNoise:
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def release(self, *, total: float, grid: float, B: int, sigma_dp: float, t: int, m: int) -> float:
-        """``Delta = total * grid / B + N(0, sigma_dp^2)``; with ``sigma_dp = 0`` exactly the mean."""
-        mean = total * grid / B
+    def release(
+        self, totals: Totals, *, grid: float, divisor: int, sigma_dp: float, t: int, m: int
+    ) -> NDArray[np.float64]:
+        """``Delta = totals * grid / divisor + N(0, sigma_dp^2)``; with ``sigma_dp = 0`` exactly the means."""
+        means = totals * grid / divisor
         if sigma_dp == 0:
-            return mean
+            return means
+        if len(means) > 1:
+            return means + sigma_dp * numpy_generator(self._seed, "noise", t, m).standard_normal(len(means))
         # A hash through the inverse normal distribution function: eight times cheaper than a new generator.
         # 52 bits, so that the midpoint of each cell is a float64 strictly between 0 and 1.
         cell = seed_of(self._seed, "noise", t, m) >> 11
-        return mean + sigma_dp * _UNIT.inv_cdf((cell + 0.5) / 2.0**52)
+        return means + sigma_dp * _UNIT.inv_cdf((cell + 0.5) / 2.0**52)
 
     def gaussian(self, shape: tuple[int, ...], *stream: int | str) -> NDArray[np.float64]:
         """Standard normal values of `shape` for the stream called `stream`."""
@@ -107,29 +116,30 @@ class SeededNoise:
 class ExactNoise:
     """Secret noise. Releases get the discrete Gaussian on integers (OpenDP); nothing here can be repeated.
 
-    Formal guarantee: `release` adds to the integer `total` exact discrete Gaussian noise of scale
-    ``sigma_dp * B / grid`` and then scales; what floating point does afterwards is computed from that integer.
+    Formal guarantee: `release` adds to every integer of `totals` exact discrete Gaussian noise of scale
+    ``sigma_dp * divisor / grid`` and then scales; what floating point does afterwards is computed from that integer.
     Everything else is float64 from generators keyed by the operating system, never stored, for values that do not
     leave the process.
     """
 
     name: NoiseSourceName = "exact"
 
-    def release(self, *, total: float, grid: float, B: int, sigma_dp: float, t: int, m: int) -> float:
-        """``Delta = (total + discrete Gaussian) * grid / B``; with ``sigma_dp = 0`` exactly the mean."""
+    def release(
+        self, totals: Totals, *, grid: float, divisor: int, sigma_dp: float, t: int, m: int
+    ) -> NDArray[np.float64]:
+        """``Delta = (totals + discrete Gaussian) * grid / divisor``; with ``sigma_dp = 0`` exactly the means."""
         if sigma_dp == 0:
-            return total * grid / B
-        if type(total) is not int:
-            raise ConfigError(
-                f"noise on integers needs an integer sum, got {type(total).__name__}; clip with a finite C."
-            )
-        scale = sigma_dp * B / grid
-        # the range depends on public numbers only: |total| <= B * 2^40, and 64 scales are never passed
-        if not B * 2.0**40 + 64 * scale < 2.0**63:
+            return totals * grid / divisor
+        if totals.dtype != np.int64:
+            raise ConfigError(f"noise on integers needs integer sums, got {totals.dtype}; clip with a finite C.")
+        scale = sigma_dp * divisor / grid
+        # the range depends on public numbers only: a total is at most divisor * 2^40, and 64 scales are never passed
+        if not divisor * 2.0**40 + 64 * scale < 2.0**63:
             raise ConfigError(
                 f"noise of {scale:.3g} grid steps does not fit in 64 bits; raise epsilon or lower the rounds."
             )
-        return float(int(_discrete_gaussian(scale)(total)) * grid / B)
+        noised = np.array(_discrete_gaussian(scale)(totals.tolist()), np.int64)
+        return noised * grid / divisor
 
     def gaussian(self, shape: tuple[int, ...], *stream: int | str) -> NDArray[np.float64]:
         """Fresh standard normal values of `shape`; `stream` only names what they are for."""
@@ -148,10 +158,10 @@ class ExactNoise:
 def _discrete_gaussian(scale: float) -> Any:
     """OpenDP's measurement on 64-bit integers (its plain `int` has 32 bits and saturates)."""
     # imported here: simulations and calculators never need it
-    from opendp.domains import atom_domain
+    from opendp.domains import atom_domain, vector_domain
     from opendp.measurements import make_gaussian
-    from opendp.metrics import absolute_distance
+    from opendp.metrics import l2_distance
     from opendp.mod import enable_features
 
     enable_features("contrib")
-    return make_gaussian(atom_domain(T="i64"), absolute_distance(T="i64"), scale=scale)
+    return make_gaussian(vector_domain(atom_domain(T="i64")), l2_distance(T="f64"), scale=scale)

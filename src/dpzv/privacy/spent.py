@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy.coverage import ParentRun
-from dpzv.privacy.events import ReleaseEvent, unit_mu
+from dpzv.privacy.events import unit_mu
 from dpzv.privacy.plan import PrivacyPlan, epsilon_spent, own_cost, plan_from_json
 from dpzv.privacy.statement import RunSpent, Statement, joint_statement
 from dpzv.privacy.store import snapshot
@@ -104,7 +104,7 @@ def _run(view: LedgerView) -> RunSpent:
     plan = view.plan
     unit_squared = 0.0
     if view.releases and math.isfinite(plan.cap):
-        event = ReleaseEvent(t=0, m=0, position=0, B=plan.B, C=plan.C, sigma_dp=plan.sigma_dp)
+        event = plan.event(t=0, m=0, position=0, B=plan.B)
         most = sum(-(-turns * plan.B // plan.D) for turns in view.turns.values())
         unit_squared = min(plan.cap, most * unit_mu(event) ** 2)
     return RunSpent(

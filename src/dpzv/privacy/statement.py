@@ -22,8 +22,8 @@ from dpzv.privacy.artefacts import Artefact, artefact_lines, artefacts_of
 from dpzv.privacy.claims import verdict
 from dpzv.privacy.gdp import epsilon_of, mu_of, true_mu_of_paper
 from dpzv.privacy.plan import PrivacyPlan, own_cost
-from dpzv.privacy.wording import ACCOUNTANT, ADVERSARY, NOT_COVERED, SAMPLED_HEAD, lines_of
-from dpzv.terms import Accounting, HeadRuleName, Neighbours, NoiseSourceName, Protects
+from dpzv.privacy.wording import ACCOUNTANT, ADVERSARY, NOT_COVERED, SAMPLED_HEAD, UPLINK, lines_of
+from dpzv.terms import Accounting, HeadRuleName, MethodName, Neighbours, NoiseSourceName, Protects
 
 __all__ = ["RunSpent", "Statement", "joint_statement", "statement"]
 
@@ -52,6 +52,8 @@ class RunLine(Struct, frozen=True, kw_only=True):
     B: int
     C: float
     sigma_dp: float
+    method: MethodName
+    sigma_h: float
     head_rule: HeadRuleName
     q: float
     z: float
@@ -146,7 +148,7 @@ def joint_statement(runs: Sequence[RunSpent]) -> Statement:
         neighbours = "replace-one"  # the stronger claim of the two
     cost = _joint_cost(runs)
     epsilons = _epsilons(plans, cost)
-    finite = all(math.isfinite(plan.epsilon) for plan in plans) and any(plan.spends for plan in plans)
+    finite = all(math.isfinite(plan.claimed_epsilon) for plan in plans) and any(plan.spends for plan in plans)
     claims = finite and accounting == "exact"
     guarantee, why = _verdict(runs)
     return Statement(
@@ -160,7 +162,7 @@ def joint_statement(runs: Sequence[RunSpent]) -> Statement:
         neighbours=neighbours,
         protects=protects,
         adversary=ADVERSARY,
-        accountant=ACCOUNTANT[accounting] + (SAMPLED_HEAD if sampled(cost) else ""),
+        accountant=_accountant(plans, accounting) + (SAMPLED_HEAD if sampled(cost) else ""),
         noise_source="seeded" if any(run.noise_source == "seeded" for run in runs) else "exact",
         releases=sum(run.releases for run in runs),
         head_steps=sum(run.head_steps for run in runs),
@@ -174,6 +176,10 @@ def joint_statement(runs: Sequence[RunSpent]) -> Statement:
         guarantee_why=why,
         warnings=tuple(dict.fromkeys(warning for plan in plans for warning in plan.warnings)),
     )
+
+
+def _accountant(plans: Sequence[PrivacyPlan], accounting: Accounting) -> str:
+    return (UPLINK if any(plan.sigma_h for plan in plans) else ACCOUNTANT)[accounting]
 
 
 def _joint_cost(runs: Sequence[RunSpent]) -> Composition:
@@ -207,7 +213,9 @@ def _counted(plans: Sequence[PrivacyPlan]) -> float:
     """What the published noise is at the least for devices, which know the batches, with all other parts."""
     costs = []
     for plan in plans:
-        if plan.accounting == "paper" and plan.spends:
+        if plan.where == "uplink" and plan.spends:
+            costs.append(Composition(releases=math.inf))
+        elif plan.accounting == "paper" and plan.spends:
             costs.append(Composition(releases=(true_mu_of_paper(plan.mu, plan.B, plan.D) / 2) ** 2))
         else:
             costs.append(own_cost(plan))
@@ -252,6 +260,8 @@ def _line(run: RunSpent) -> RunLine:
         B=plan.B,
         C=plan.C,
         sigma_dp=plan.sigma_dp,
+        method=plan.method,
+        sigma_h=plan.sigma_h,
         head_rule=plan.head_rule,
         q=plan.q,
         z=plan.z,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dpzv.terms import Accounting, Neighbours, NoiseSourceName, Protects
+from dpzv.terms import Accounting, MethodName, Neighbours, NoiseSourceName, Protects
 
 if TYPE_CHECKING:
     from dpzv.privacy.statement import RunLine, Statement
 
-__all__ = ["ACCOUNTANT", "ADVERSARY", "NOT_COVERED", "SAMPLED_HEAD", "lines_of"]
+__all__ = ["ACCOUNTANT", "ADVERSARY", "NOT_COVERED", "SAMPLED_HEAD", "UPLINK", "lines_of"]
 
 ADVERSARY = (
     "any coalition of devices, all of them included; they know their own features, weights and directions, "
@@ -19,6 +19,10 @@ ADVERSARY = (
 ACCOUNTANT: dict[Accounting, str] = {
     "exact": "exact: public batches, Gaussian releases and starts added up in closed form, capped per record",
     "paper": "paper: sigma_dp = 2 C sqrt(T) / (D mu), the published rule",
+}
+UPLINK: dict[Accounting, str] = {
+    "exact": "none for devices; on the uplink sigma_h = 2 C_h sqrt(uploads of a record) / mu for its embeddings",
+    "paper": "paper: sigma_h = (B/D) 2 C_h sqrt(T) / mu on every embedding, as we read the paper",
 }
 SAMPLED_HEAD = "; secretly sampled head steps composed with them as privacy loss distributions, rounded up"
 NOT_COVERED = (
@@ -32,6 +36,12 @@ NOT_COVERED = (
 _PROTECTED: dict[Protects, str] = {
     "records": "one record at a time: its label, and its features held by devices outside the coalition",
     "labels": "one record's label at a time; its features are not protected",
+}
+_RELEASES: dict[MethodName, str] = {
+    "dpzv": "scalars Delta over B={B} records each",
+    "zoo-vfl": "answers (a mean difference, or two mean losses) over B={B} records each",
+    "vfl-czofo": "answers (mean differences in a few directions) over B={B} records each",
+    "vafl": "answers (one gradient vector for each of B={B} records)",
 }
 _NEIGHBOURS: dict[Neighbours, str] = {
     "replace-one": "replace-one: what is protected of one record becomes anything else",
@@ -68,7 +78,7 @@ def lines_of(told: Statement) -> list[tuple[str, str]]:
 
 
 def _protected_line(told: Statement) -> str:
-    if math.isinf(told.epsilon):
+    if math.isinf(told.epsilon) or any(run.sigma_h for run in told.runs):
         return "nothing"
     aim = "not guaranteed; aimed at is " if told.accounting == "paper" else ""
     return aim + _PROTECTED[told.protects]
@@ -78,6 +88,8 @@ def _epsilon_line(told: Statement) -> str:
     if not any(run.planned_releases or run.planned_head_steps for run in told.runs):
         return "0: nothing is released, so devices learn nothing from the server"
     if math.isinf(told.epsilon):
+        if any(run.sigma_h for run in told.runs):
+            return "none against devices: the noise is on the uplink, and labels come back without any"
         return "none: no privacy was asked for, so no noise was added"
     published = " as published" if told.accounting == "paper" else ""
     return (
@@ -89,6 +101,8 @@ def _epsilon_line(told: Statement) -> str:
 def _counted_lines(told: Statement) -> list[tuple[str, str]]:
     if told.epsilon_counted is None:
         return []
+    if any(run.sigma_h for run in told.runs):
+        return [("In truth", "labels come back to the devices without noise, so no bound holds at all")]
     text = (
         f"for devices, which know the batches, this noise gives epsilon {told.epsilon_counted:.6g} "
         "(replace-one) at the least"
@@ -103,8 +117,9 @@ def _released_line(told: Statement, run: RunLine) -> str:
     parts = []
     if run.planned_releases:
         parts.append(
-            f"{run.releases:,} of at most {run.planned_releases:,} scalars Delta over B={run.B} records each"
+            f"{run.releases:,} of at most {run.planned_releases:,} {_RELEASES[run.method].format(B=run.B)}"
             + (f", clip C={run.C:g}, noise sigma_dp={run.sigma_dp:.6g}" if run.sigma_dp else "")
+            + (f", without noise; on the uplink noise sigma_h={run.sigma_h:.6g} an entry" if run.sigma_h else "")
         )
     if run.planned_head_steps:
         parts.append(

@@ -2,17 +2,18 @@
 
 `float32` sends h_plus and h_minus as they are. `float16` sends the midpoint and the slope
 (h_plus - h_minus) / (2*lam) in half precision: the server needs the difference of two nearly equal
-numbers, which halves of 11 bits each would drown. `lam` is public, so no record moves another's bytes.
+numbers, which halves of 11 bits each would drown. `lam` is public, so no record moves another's bytes. Answers are
+float64 where they are numbers of a batch, and float32 where they are numbers of a record (vafl's gradients).
 """
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dpzv.errors import PeerError
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Message, Release
@@ -38,8 +39,7 @@ class _Embeddings(_Wire, tag="e"):
     m: int
     position: int
     shape: tuple[int, int]
-    first: bytes
-    second: bytes
+    h: tuple[bytes, ...]
 
 
 class _Evaluation(_Wire, tag="v"):
@@ -53,7 +53,7 @@ class _Release(_Wire, tag="r"):
     t: int
     m: int
     position: int
-    Delta: float
+    Delta: bytes
 
 
 _DECODER = msgspec.msgpack.Decoder(_Fill | _Embeddings | _Evaluation | _Release)
@@ -62,7 +62,8 @@ _DECODER = msgspec.msgpack.Decoder(_Fill | _Embeddings | _Evaluation | _Release)
 class Codec:
     """Encodes and decodes the messages of one device, whose smoothing radius `lam` is public."""
 
-    def __init__(self, name: Literal["float32", "float16"], lam: float) -> None:
+    def __init__(self, name: Literal["float32", "float16"], lam: float, *, per_record: bool = False) -> None:
+        self._answer = np.dtype("<f4") if per_record else np.dtype("<f8")
         self._type = np.dtype("<f4") if name == "float32" else np.dtype("<f2")
         self._half = name == "float16"
         self._lam = lam
@@ -72,24 +73,29 @@ class Codec:
         """Payload bytes of one embedding, without framing."""
         return width * self._type.itemsize
 
-    def embeddings_bytes(self, B: int, width: int) -> int:
+    def embeddings_bytes(self, B: int, width: int, arrays: int) -> int:
         """Payload bytes of one `Embeddings` message, without its few bytes of framing."""
-        return 2 * B * self.row_bytes(width)
+        return arrays * B * self.row_bytes(width)
+
+    def answer_bytes(self, n: int) -> int:
+        """Payload bytes of a `Release` of n numbers."""
+        return n * self._answer.itemsize
 
     def encode(self, message: Message) -> bytes:
         """The frame of a message."""
         wire: _Wire
         if isinstance(message, Embeddings):
-            first, second = message.h_plus, message.h_minus
-            if self._half:
-                first, second = (first + second) / 2, (first - second) / (2 * self._lam)
-            wire = _Embeddings(message.m, message.position, _shape(first), self._pack(first), self._pack(second))
+            arrays = message.h
+            if self._half and len(arrays) == 2:
+                arrays = (arrays[0] + arrays[1]) / 2, (arrays[0] - arrays[1]) / (2 * self._lam)
+            packed = tuple(self._pack(h) for h in arrays)
+            wire = _Embeddings(message.m, message.position, _shape(arrays[0]), packed)
         elif isinstance(message, Fill):
             wire = _Fill(message.m, message.start, _shape(message.h), self._pack(message.h))
         elif isinstance(message, Evaluation):
             wire = _Evaluation(message.m, message.start, _shape(message.h), self._pack(message.h))
         else:
-            wire = _Release(message.t, message.m, message.position, message.Delta)
+            wire = _Release(message.t, message.m, message.position, message.Delta.astype(self._answer).tobytes())
         return self._encoder.encode(wire)
 
     def decode(self, frame: bytes) -> Message:
@@ -101,22 +107,28 @@ class Codec:
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise PeerError(f"a frame could not be decoded ({error}); the peer is closed.") from None
         if isinstance(wire, _Embeddings):
-            first, second = self._unpack(wire.first, wire.shape), self._unpack(wire.second, wire.shape)
-            if self._half:
-                first, second = first + self._lam * second, first - self._lam * second
-            return Embeddings(wire.m, wire.position, first, second)
+            arrays = tuple(self._unpack(h, wire.shape) for h in wire.h)
+            if self._half and len(arrays) == 2:
+                arrays = arrays[0] + self._lam * arrays[1], arrays[0] - self._lam * arrays[1]
+            return Embeddings(wire.m, wire.position, arrays)
         if isinstance(wire, _Fill):
             return Fill(wire.m, wire.start, self._unpack(wire.h, wire.shape))
         if isinstance(wire, _Evaluation):
             return Evaluation(wire.m, wire.start, self._unpack(wire.h, wire.shape))
-        if not math.isfinite(wire.Delta):
-            raise PeerError(f"a release must be a finite number, got {wire.Delta}; the peer is closed.")
-        return Release(wire.t, wire.m, wire.position, wire.Delta)
+        return Release(wire.t, wire.m, wire.position, self._numbers(wire.Delta))
 
     def _pack(self, h: torch.Tensor) -> bytes:
         # a value beyond half precision's range becomes inf, and the server stores that row as zeros
         with np.errstate(over="ignore"):
             return h.detach().cpu().numpy().astype(self._type, copy=False).tobytes()
+
+    def _numbers(self, data: bytes) -> NDArray[np.float64]:
+        if not data or len(data) % self._answer.itemsize:
+            raise PeerError(f"a release has numbers of {self._answer.itemsize} bytes, got {len(data)} bytes; closed.")
+        numbers = np.frombuffer(data, self._answer).astype(np.float64)
+        if not np.isfinite(numbers).all():
+            raise PeerError("a release must be finite numbers, got others; the peer is closed.")
+        return numbers
 
     def _unpack(self, data: bytes, shape: tuple[int, int]) -> torch.Tensor:
         expected = shape[0] * shape[1] * self._type.itemsize

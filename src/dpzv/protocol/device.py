@@ -8,7 +8,7 @@ import torch
 
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import PeerError
-from dpzv.methods.dpzv import DeviceRule
+from dpzv.methods.rules import DeviceRule
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
 
 __all__ = ["Device"]
@@ -34,24 +34,24 @@ class Device:
 
     def fill(self) -> Iterator[Fill]:
         """The embeddings of all train records under the present w_m, in chunks."""
-        for start, h in self._embed(self._x_train):
-            yield Fill(self.m, start, h)
+        for start in range(0, len(self._x_train), CHUNK):
+            yield Fill(self.m, start, self.rule.fill(self._x_train[start : start + CHUNK], start))
 
     def evaluate(self) -> Iterator[Evaluation]:
         """The embeddings of all test records under the present w_m, in chunks."""
-        for start, h in self._embed(self._x_test):
-            yield Evaluation(self.m, start, h)
+        for start in range(0, len(self._x_test), CHUNK):
+            yield Evaluation(self.m, start, self.rule.evaluate(self._x_test[start : start + CHUNK]))
 
     def features(self, ids: torch.Tensor) -> torch.Tensor:
         """The device's own features of the records `ids`."""
         return self._x_train[ids]
 
     def upload(self) -> Embeddings:
-        """Both perturbed embeddings of the next batch; the same ones again until its release is received."""
+        """The embeddings of the next batch; the same ones again until its release is received."""
         ids = torch.from_numpy(self._schedule.ids(self.position)).to(self._x_train.device)
-        h_plus, h_minus = self.rule.embeddings(self.features(ids), self.position)
+        h = self.rule.embeddings(self.features(ids), self.position)
         self._waiting = True
-        return Embeddings(self.m, self.position, h_plus, h_minus)
+        return Embeddings(self.m, self.position, h)
 
     def receive(self, release: Release) -> None:
         """Apply the release of the batch that was uploaded last."""
@@ -63,8 +63,3 @@ class Device:
         self.rule.update(release.Delta, position=release.position, t=release.t)
         self.position += 1
         self._waiting = False
-
-    @torch.no_grad()
-    def _embed(self, x: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        for start in range(0, len(x), CHUNK):
-            yield start, self.rule.network(x[start : start + CHUNK])

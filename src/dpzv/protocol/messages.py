@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 __all__ = ["Embeddings", "Evaluation", "Fill", "Message", "Pending", "Release"]
 
@@ -20,16 +22,15 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Device -> server: both perturbed embeddings [B, k] of the batch at `position` of m's public schedule.
+    """Device -> server: embeddings of the batch at `position` of m's public schedule, one or two [B, k].
 
-    The position stands for the record ids: both sides know the schedule, so ids need no bytes and a
-    device cannot choose them.
+    dpzv sends (h_plus, h_minus), zoo-vfl (h, h_plus), the others (h,). The position stands for the record ids: both
+    sides know the schedule, so ids need no bytes and a device cannot choose them.
     """
 
     m: int
     position: int
-    h_plus: torch.Tensor
-    h_minus: torch.Tensor
+    h: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +44,33 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Server -> device: the clipped and noised scalar of global round `t`, for m's batch at `position`."""
+    """Server -> device: the answer of global round `t` to m's batch at `position`, float64 [n].
+
+    dpzv: `Delta` is one number, the clipped and noised scalar. zoo-vfl: that, or two losses. vfl-czofo: q differences.
+    vafl: a gradient of k numbers for each of the B records.
+    """
 
     t: int
     m: int
     position: int
-    Delta: float
+    Delta: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
     """What the server wants to release in round `t`; only the gate turns it into a `Release`.
 
-    `total * grid` is the sum of clipped differences: an exact integer in units of `grid`, or without a
-    clip a float64 sum in units of 1.
+    Before noise, number i of the release is `totals[i] * grid / divisor`: exact integers in units of `grid`, or without
+    a clip float64 in units of 1. `B` is the size of the batch.
     """
 
     t: int
     m: int
     position: int
     B: int
-    total: int | float
+    totals: NDArray[np.int64] | NDArray[np.float64]
     grid: float
+    divisor: int
 
 
 Message = Fill | Embeddings | Evaluation | Release

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import PeerError
-from dpzv.methods.dpzv import ServerRule
+from dpzv.methods.rules import ServerRule
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending, Release
 from dpzv.protocol.table import Table
+from dpzv.rng import seed_of
 
 __all__ = ["Server"]
 
@@ -38,6 +40,7 @@ class Server:
         y_train: torch.Tensor,
         schedules: tuple[BatchSchedule, ...],
         lams: tuple[float, ...],
+        seed: int = 0,
     ) -> None:
         self.rule, self.table, self.y_train = rule, table, y_train
         self.t = 0
@@ -46,7 +49,7 @@ class Server:
         self.delay_sum = torch.zeros((), dtype=torch.float64, device=y_train.device)
         self.delay_max = torch.zeros((), dtype=torch.int64, device=y_train.device)
         self.delay_count = 0
-        self._schedules, self._lams = schedules, lams
+        self._schedules, self._lams, self._seed = schedules, lams, seed
         self._asked: _Asked | None = None
 
     def fill(self, message: Fill) -> None:
@@ -73,16 +76,17 @@ class Server:
         m, t = message.m, self.t + 1
         accelerator = self.y_train.device
         ids = torch.from_numpy(self._schedules[m - 1].ids(message.position)).to(accelerator)
-        h_plus, h_minus = message.h_plus.to(accelerator), message.h_minus.to(accelerator)
-        finite = _finite(h_plus) & _finite(h_minus)
-        h_plus, h_minus = _zeroed(h_plus, finite), _zeroed(h_minus, finite)
+        arrays = [h.to(accelerator) for h in message.h]
+        finite = torch.stack([_finite(h) for h in arrays]).all(dim=0)
+        h = tuple(_zeroed(array, finite) for array in arrays)
         contributes = finite if contributes is None else finite & contributes.to(accelerator)
         self._measure_delay(m, ids)
         rows, y = self.table.rows(ids), self.y_train[ids]
         columns = self.table.columns(m)
-        clipped = self.rule.answer(t, rows, columns, h_plus, h_minus, y, lam=self._lams[m - 1], contributes=contributes)
+        seed = seed_of(self._seed, "direction", m, message.position)
+        answer = self.rule.answer(t, rows, columns, h, y, lam=self._lams[m - 1], seed=seed, contributes=contributes)
         self.table.put(m, ids, rows[:, columns], self.times[m - 1])
-        pending = Pending(t, m, message.position, len(ids), clipped.total, clipped.grid)
+        pending = Pending(t, m, message.position, len(ids), answer.totals, answer.grid, answer.divisor)
         self._asked = _Asked(pending, rows, y)
         return pending
 
@@ -99,7 +103,7 @@ class Server:
 
     def train_head(self, steps: int) -> None:
         """Take private head steps outside a round: in a run without rounds, on the first fill of the table."""
-        self.rule.update(0, 0.0, self.table.h[:0], self.y_train[:0], steps)
+        self.rule.update(0, np.zeros(1), self.table.h[:0], self.y_train[:0], steps)
 
     def evaluation_rows(self, messages: list[Evaluation], D_test: int) -> torch.Tensor:
         """Uploaded test embeddings of all devices as rows [D_test, k_1+...+k_M] for a head."""
@@ -143,12 +147,12 @@ class Server:
                 "the peer is closed."
             )
         shape = (self._schedules[message.m - 1].B, self.table.widths[message.m - 1])
-        for h in (message.h_plus, message.h_minus):
-            if tuple(h.shape) != shape:
-                raise PeerError(
-                    f"device {message.m} must send {shape[0]} records of width {shape[1]}, got "
-                    f"{tuple(h.shape)}; the peer is closed."
-                )
+        shapes = [tuple(h.shape) for h in message.h]
+        if shapes != [shape] * self.rule.uploads:
+            raise PeerError(
+                f"device {message.m} must send {self.rule.uploads} embeddings of {shape[0]} records of width "
+                f"{shape[1]}, got shapes {shapes}; the peer is closed."
+            )
 
 
 def _finite(h: torch.Tensor) -> torch.Tensor:

@@ -13,15 +13,18 @@ from dpzv.data.dataset import Dataset
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import ConfigError
 from dpzv.methods.dpsgd import DPSGD, Coins
-from dpzv.methods.dpzv import DeviceRule, ServerRule
 from dpzv.methods.heads import HeadRule, make_head_rule
+from dpzv.methods.make import make_device_rule, make_server_rule
+from dpzv.methods.rival import Uplink
+from dpzv.methods.rules import ServerRule
 from dpzv.methods.steps import Steps
 from dpzv.models.head import Head
 from dpzv.models.losses import Loss, per_record_loss
 from dpzv.models.rowwise import require_rowwise
 from dpzv.privacy.coverage import PlanRequest
 from dpzv.privacy.noise import NoiseSource
-from dpzv.privacy.plan import PrivacyPlan, make_plan, participation_cap
+from dpzv.privacy.plan import MOST_NUMBERS, PrivacyPlan
+from dpzv.privacy.planning import make_plan, participation_cap
 from dpzv.privacy.spent import parents_of
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
@@ -101,6 +104,9 @@ def plan_of(config: Config, D: int, M: int) -> PrivacyPlan:
         head_steps=config.head.steps if T or config.head.final == "private" else 0,
         head_share=privacy.head_share,
         parents=parents_of([Path(folder) for folder in privacy.parents]),
+        method=config.train.method,
+        where=config.noise.where,
+        C_h=privacy.C_h,
     )
     return make_plan(request)
 
@@ -121,14 +127,15 @@ def assemble(
     lams = per_device("train.lam", config.train.lam, M)
     etas = per_device("train.eta_m", config.train.eta_m, M)
     schedules = tuple(BatchSchedule(seed, m, config.train.B, D) for m in range(1, M + 1))
+    uplink = _uplink(config, plan, noise)
     devices, widths = [], []
     for i, network in enumerate(networks):
         m = i + 1
         network.to(accelerator).eval()
         x_train = torch.from_numpy(data.x_train[i]).to(accelerator)
-        widths.append(require_rowwise(network, x_train[:8], name=f"device {m}"))
+        widths.append(_width(require_rowwise(network, x_train[:8], name=f"device {m}"), m))
         steps = Steps(etas[i], config.train.momentum, config.train.schedule, max(T, 1))
-        rule = DeviceRule(network, m=m, seed=seed, lam=lams[i], steps=steps)
+        rule = make_device_rule(config.train.method, network, m=m, seed=seed, lam=lams[i], steps=steps, uplink=uplink)
         devices.append(Device(m, rule, x_train, torch.from_numpy(data.x_test[i]).to(accelerator), schedules[i]))
     outputs = data.n_classes if data.task == "classes" else 1
     loss = per_record_loss(data.task)
@@ -136,19 +143,36 @@ def assemble(
     y_train = _labels(data.y_train, data.task, accelerator)
     head = make_head(config, sum(widths), outputs, "w_0")
     head_rule = _head_rule(config, plan, noise, head, loss, table.h, y_train, lams[0])
-    server = Server(ServerRule(head, head_rule, loss, config.privacy.C), table, y_train, schedules, lams)
-    codecs = tuple(Codec(config.codec.name, lam) for lam in lams)
-    payload = tuple(c.embeddings_bytes(config.train.B, w) for c, w in zip(codecs, widths, strict=True))
+    C = math.inf if config.noise.where == "uplink" else config.privacy.C  # as published, answers are not clipped
+    server_rule = make_server_rule(config.train.method, head, head_rule, loss, C, q=config.train.q)
+    server = Server(server_rule, table, y_train, schedules, lams, seed)
+    codecs = tuple(Codec(config.codec.name, lam, per_record=plan.per_record) for lam in lams)
     return Parts(
         devices,
         server,
         codecs,
-        VirtualClock(speeds_of(config, M), payload, seed),
+        VirtualClock(speeds_of(config, M), *_payloads(config, codecs, widths, server_rule), seed),
         loss,
         data.task,
         outputs,
         _labels(data.y_test, data.task, accelerator),
     )
+
+
+def _uplink(config: Config, plan: PrivacyPlan, noise: NoiseSource) -> Uplink:
+    """How embeddings are protected on their way up: not at all, or with the plan's noise."""
+    C_h = config.privacy.C_h if plan.sigma_h else math.inf
+    return Uplink(C_h, plan.sigma_h, lambda shape, stream: noise.gaussian(shape, *stream))
+
+
+def _payloads(
+    config: Config, codecs: tuple[Codec, ...], widths: list[int], rule: ServerRule
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Bytes up and down of one batch of each device, without framing."""
+    B = config.train.B
+    up = [codec.embeddings_bytes(B, width, rule.uploads) for codec, width in zip(codecs, widths, strict=True)]
+    down = [codec.answer_bytes(rule.numbers(B, width)) for codec, width in zip(codecs, widths, strict=True)]
+    return tuple(up), tuple(down)
 
 
 def _head_rule(
@@ -169,6 +193,12 @@ def _head_rule(
         coins: Coins = lambda t, j: noise.generator("head", t, j)  # noqa: E731
         return DPSGD(head, loss, table, y_train, coins, batch=plan.head_batch, z=plan.z, C_0=chosen.C_0, steps=steps)
     return make_head_rule(chosen.rule, head, loss, lam=lam, steps=steps, seed=config.train.seed)
+
+
+def _width(width: int, m: int) -> int:
+    if width > MOST_NUMBERS:
+        raise ConfigError(f"an embedding has at most {MOST_NUMBERS} numbers, got {width} at device {m}; narrow it.")
+    return width
 
 
 def _labels(y: object, task: Task, accelerator: str) -> torch.Tensor:

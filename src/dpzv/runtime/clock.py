@@ -57,10 +57,11 @@ def equal_speeds(speeds: tuple[Speed, ...]) -> bool:
 class VirtualClock:
     """The queue of arrivals. `state` and `restore` carry it over a checkpoint."""
 
-    def __init__(self, speeds: tuple[Speed, ...], payload: tuple[int, ...], seed: int) -> None:
+    def __init__(self, speeds: tuple[Speed, ...], up: tuple[int, ...], down: tuple[int, ...], seed: int) -> None:
+        """`up` and `down` are the payload bytes of a batch of each device."""
         self._speeds, self._seed = speeds, seed
-        self._up = tuple(s.latency + n / s.bandwidth for s, n in zip(speeds, payload, strict=True))
-        self._down = tuple(s.latency + 8 / s.bandwidth for s in speeds)  # one float64 comes back
+        self._up = tuple(s.latency + n / s.bandwidth for s, n in zip(speeds, up, strict=True))
+        self._down = tuple(s.latency + n / s.bandwidth for s, n in zip(speeds, down, strict=True))
         self._queue: list[Arrival] = []
         self.seconds = 0.0
         for m in range(1, len(speeds) + 1):

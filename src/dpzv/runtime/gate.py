@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from dpzv.errors import PrivacyRefused
 from dpzv.privacy.events import ReleaseEvent
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.noise import NoiseSource
@@ -26,19 +27,24 @@ class Gate:
 
     def contributes(self, t: int, message: Embeddings) -> torch.Tensor | None:
         """Which records [B] of the batch may still contribute to round `t`; `None` if all of them may."""
-        past = self.ledger.past_cap(self._event(t, message.m, message.position, len(message.h_plus)))
+        past = self.ledger.past_cap(self._event(t, message.m, message.position, len(message.h[0])))
         return torch.from_numpy(~past) if past.any() else None
 
     def release(self, pending: Pending, frame_sha256: bytes) -> Release:
         """Admit, noise and store round `t`; what was stored before a crash is returned as it was."""
         event = self._event(pending.t, pending.m, pending.position, pending.B)
+        if pending.divisor != (1 if event.per_record else pending.B):
+            raise PrivacyRefused(
+                f"the plan is for means over {pending.B} records, or for numbers of one; got numbers divided by "
+                f"{pending.divisor}; release what was planned."
+            )
         Delta = self.ledger.stored(event.t, frame_sha256)
         if Delta is None:
             self.ledger.admit(event)
             Delta = self._noise.release(
-                total=pending.total,
+                pending.totals,
                 grid=pending.grid,
-                B=pending.B,
+                divisor=pending.divisor,
                 sigma_dp=self.plan.sigma_dp,
                 t=pending.t,
                 m=pending.m,
@@ -85,4 +91,4 @@ class Gate:
 
     def _event(self, t: int, m: int, position: int, B: int) -> ReleaseEvent:
         """What the round would release, with the batch as it came: the ledger refuses another size than planned."""
-        return ReleaseEvent(t=t, m=m, position=position, B=B, C=self.plan.C, sigma_dp=self.plan.sigma_dp)
+        return self.plan.event(t=t, m=m, position=position, B=B)

@@ -27,7 +27,7 @@ from dpzv.runtime.record import RunFolder
 from dpzv.runtime.simulate import Observer, Simulation
 from dpzv.terms import NoiseSourceName
 
-__all__ = ["Networks", "make_ledger", "make_noise", "resume", "run", "start"]
+__all__ = ["Networks", "load_data", "make_ledger", "make_noise", "resume", "run", "start"]
 
 Networks = Callable[[PrivacyPlan, NoiseSource], list[torch.nn.Module]]
 """Makes the devices' networks once the plan is known, since a private start needs its noise."""
@@ -35,7 +35,7 @@ Networks = Callable[[PrivacyPlan, NoiseSource], list[torch.nn.Module]]
 
 def start(config: Config, path: Path, observe: Observer, max_seconds: float) -> dict[str, Any] | None:
     """Run `config` in the new folder `path`; see `Simulation.run` for what comes back."""
-    data = catalogue.load(config.data.name, config.data.path, config.data.columns)
+    data = load_data(config)
     return run(config, data, _networks(config, data), path, observe, max_seconds)
 
 
@@ -45,7 +45,7 @@ def resume(path: Path, observe: Observer, max_seconds: float) -> dict[str, Any] 
     if folder.finished:
         return folder.read_summary()
     config = configuration.parse(msgspec.toml.decode((path / "config.toml").read_bytes()))
-    data = catalogue.load(config.data.name, config.data.path, config.data.columns)
+    data = load_data(config)
     noise, plan = make_noise(config), plan_of(config, len(data.y_train), len(data.x_train))
     parts = assemble(config, data, make_networks(config, data, plan, noise), plan, noise)
     return _simulate(config, data, plan, parts, noise, folder, observe, max_seconds)
@@ -65,6 +65,19 @@ def run(
     parts = assemble(config, data, networks(plan, noise), plan, noise)  # refuse before anything is written
     folder = RunFolder.create(path, configuration.render(config))
     return _simulate(config, data, plan, parts, noise, folder, observe, max_seconds)
+
+
+def load_data(config: Config) -> Dataset:
+    """The records that a configuration names."""
+    asked = config.data
+    return catalogue.load(
+        asked.name,
+        asked.path,
+        asked.columns,
+        encoder=asked.encoder,
+        tokens=asked.tokens,
+        holdout=asked.holdout,
+    )
 
 
 def _networks(config: Config, data: Dataset) -> Networks:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dpzv import __version__
 from dpzv.config import Config
@@ -121,10 +123,12 @@ class Simulation:
         assert isinstance(received, Release)
         device.receive(received)
         parts.clock.answered(m, device.position)
-        self._folder.transcript(release.t, m, release.Delta, sha256.hexdigest())
+        self._folder.transcript(release.t, m, _exactly(release.Delta), sha256.hexdigest())
         self._meter.bytes_up += len(frame)
         self._meter.bytes_down += len(answer)
-        self._meter.payload_bytes += codec.embeddings_bytes(pending.B, message.h_plus.shape[1]) + 8
+        width, arrays = message.h[0].shape[1], len(message.h)
+        self._meter.payload_bytes += codec.embeddings_bytes(pending.B, width, arrays)
+        self._meter.payload_bytes += codec.answer_bytes(len(release.Delta))
 
     def _fill(self, observe: Observer) -> None:
         for device, codec in zip(self._parts.devices, self._parts.codecs, strict=True):
@@ -288,3 +292,10 @@ class Simulation:
                 "fingerprint": self._data.fingerprint,
             },
         }
+
+
+def _exactly(Delta: NDArray[np.float64]) -> str:
+    """One number as a hex float; several (a rival's answer) as the hash of their bytes."""
+    if len(Delta) == 1:
+        return float(Delta[0]).hex()
+    return "sha256:" + hashlib.sha256(Delta.tobytes()).hexdigest()

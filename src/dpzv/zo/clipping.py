@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dpzv.errors import ConfigError
 from dpzv.terms import Neighbours
 from dpzv.validate import positive
 
-__all__ = ["GRID_BITS", "Clip", "ClippedSum", "clipped_sum"]
+__all__ = ["GRID_BITS", "Clip", "ClippedSum", "clipped_rows", "clipped_sum"]
 
 GRID_BITS = 40
 """The grid of the exact sum has 2^40 steps from 0 to `C`."""
@@ -73,3 +75,29 @@ def clipped_sum(delta_zo: Tensor, C: float, contributes: Tensor | None = None) -
     grid = math.ldexp(C, -GRID_BITS)
     # |terms| <= C makes the quotient at most 2^40, where float64 still has steps far below 1
     return ClippedSum(int((terms / grid).round().to(torch.int64).sum()), grid)
+
+
+def clipped_rows(
+    rows: Tensor, C: float, contributes: Tensor | None = None
+) -> tuple[NDArray[np.int64] | NDArray[np.float64], float]:
+    """Each record's vector of `rows` [B, k] clipped to norm `C`: exact integers [B*k] and their unit, the grid.
+
+    A vector with a non-finite entry, or of a record where `contributes` is false, is zeros. Without a clip the numbers
+    come back as float64 with a grid of 1.
+    Formal guarantee: the integers of a record depend on its vector alone and have norm at most `C` / grid, so between
+    neighbours they move by at most `2*C` / grid (replace-one), and every other record's not at all.
+    """
+    if len(rows) > MOST_RECORDS:
+        raise ConfigError(f"a batch must have at most {MOST_RECORDS} records, got {len(rows)}; lower train.B.")
+    keep = rows.isfinite().all(dim=1)
+    keep = keep if contributes is None else keep & contributes
+    terms = torch.where(keep[:, None], rows.double(), 0.0)
+    if math.isinf(C):
+        return terms.reshape(-1).cpu().numpy(), 1.0
+    grid = math.ldexp(C, -GRID_BITS)
+    # rounding moves an entry by half a step and the norm by sqrt(k)/2 steps; the other half covers float64
+    inside = C - math.sqrt(rows.shape[1]) * grid
+    largest = terms.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    norms = largest * torch.linalg.vector_norm(terms / largest, dim=1, keepdim=True)  # no square of a huge entry
+    terms = terms * (inside / norms.clamp(min=inside))
+    return (terms / grid).round().to(torch.int64).reshape(-1).cpu().numpy(), grid

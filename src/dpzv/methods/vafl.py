@@ -1,0 +1,67 @@
+"""VAFL (Chen et al., 2020): first order, asynchronous.
+
+    device m sends h = network(x; w_m)                            DeviceRule.embeddings
+    server computes the loss with its table                       ServerRule.answer
+    and returns every record's gradient with respect to its h
+    server moves w_0                                              ServerRule.update (head rule `sgd`)
+    device backpropagates the mean over the batch                 DeviceRule.update
+
+Privacy as published: every embedding is clipped and gets vector noise on its way up (`Uplink`). Ours, for labels: every
+record's gradient vector is clipped to norm C, and every entry gets noise on its way down. The vector belongs to one
+record, so no mean over the batch makes that noise smaller.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpzv.methods import rules
+from dpzv.methods.rival import FirstOrder
+from dpzv.methods.rules import Answer, require_numbers
+from dpzv.zo.clipping import clipped_rows
+
+__all__ = ["DeviceRule", "ServerRule"]
+
+
+class DeviceRule(FirstOrder):
+    """Backpropagates the gradients that come back."""
+
+    def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
+        """w_m <- w_m - eta_m * gradient of the batch's mean loss, by the chain rule through h."""
+        h = self.sent()
+        require_numbers(Delta, h.numel())
+        self.backpropagate(h, torch.from_numpy(Delta).to(h.device, h.dtype).view_as(h) / len(h), t)
+
+
+class ServerRule(rules.ServerRule):
+    """Returns the gradient of every record's own loss with respect to that record's h."""
+
+    __slots__ = ()
+    uploads: ClassVar[int] = 1
+
+    def numbers(self, B: int, width: int) -> int:
+        """A vector for each record."""
+        return B * width
+
+    def answer(
+        self,
+        t: int,
+        rows: torch.Tensor,
+        columns: slice,
+        h: tuple[torch.Tensor, ...],
+        y: torch.Tensor,
+        *,
+        lam: float,
+        seed: int,
+        contributes: torch.Tensor | None,
+    ) -> Answer:
+        """Gradients [B*k], each record's clipped to norm C; the head treats records one by one."""
+        rows[:, columns] = h[0]
+        with torch.enable_grad():
+            inputs = rows.clone().requires_grad_()
+            (gradients,) = torch.autograd.grad(self.loss(self.rule.output(t, inputs, 0.0), y).sum(), inputs)
+        return Answer(*clipped_rows(gradients[:, columns], self.C, contributes), divisor=1)

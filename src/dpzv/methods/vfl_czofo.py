@@ -1,0 +1,86 @@
+"""VFL-CZOFO (Wang et al., 2024): cascaded; zeroth order between the parties, first order within each.
+
+    device m sends h = network(x; w_m)                                          DeviceRule.embeddings
+    server perturbs the batch's embeddings in q directions v_j and returns      ServerRule.answer
+    the q differences (F(h + lam*v_j) - F(h)) / lam of the batch's loss F
+    server moves w_0                                                            ServerRule.update (head rule `sgd`)
+    device rebuilds (1/q) * sum_j difference_j * v_j and backpropagates it      DeviceRule.update
+
+The directions are standard normal [B, k], drawn by both sides from a public seed, so they cost no bytes. Privacy as
+published: every embedding is clipped and gets vector noise on its way up. Ours, for labels: every record's q
+differences are clipped to norm C together, and their means over the batch get noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpzv.methods import rules
+from dpzv.methods.rival import FirstOrder
+from dpzv.methods.rules import Answer
+from dpzv.rng import seed_of, torch_generator
+from dpzv.zo.clipping import clipped_rows
+
+__all__ = ["DeviceRule", "ServerRule", "directions"]
+
+
+def directions(seed: int, q: int, shape: torch.Size) -> Iterator[torch.Tensor]:
+    """v_1 .. v_q of `shape` [B, k], one after the other; drawn on the CPU, where every party draws the same."""
+    for j in range(q):
+        yield torch.randn(shape, generator=torch_generator(seed, "embedding direction", j))
+
+
+class DeviceRule(FirstOrder):
+    """Rebuilds the gradient in h from as many differences as the server returns."""
+
+    def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
+        """w_m <- w_m - eta_m * gradient, by the chain rule through the estimate of the gradient in h."""
+        h, q = self.sent(), len(Delta)
+        g = torch.zeros_like(h)
+        seed = seed_of(self._seed, "direction", self._m, position)
+        for difference, v in zip(Delta.tolist(), directions(seed, q, h.shape), strict=True):
+            g += (difference / q) * v.to(h.device)
+        self.backpropagate(h, g, t)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRule(rules.ServerRule):
+    """Returns q differences of the batch's loss."""
+
+    uploads: ClassVar[int] = 1
+
+    q: int
+
+    def numbers(self, B: int, width: int) -> int:
+        """One for each direction."""
+        return self.q
+
+    @torch.no_grad()
+    def answer(
+        self,
+        t: int,
+        rows: torch.Tensor,
+        columns: slice,
+        h: tuple[torch.Tensor, ...],
+        y: torch.Tensor,
+        *,
+        lam: float,
+        seed: int,
+        contributes: torch.Tensor | None,
+    ) -> Answer:
+        """q means over the batch, each record's q differences clipped together."""
+        rows[:, columns] = h[0]
+        f = self.loss(self.rule.output(t, rows, 0.0), y).double()
+        differences = []
+        for v in directions(seed, self.q, h[0].shape):
+            rows[:, columns] = h[0] + lam * v.to(rows.device)
+            differences.append((self.loss(self.rule.output(t, rows, 0.0), y).double() - f) / lam)
+        rows[:, columns] = h[0]
+        totals, grid = clipped_rows(torch.stack(differences, dim=1), self.C, contributes)
+        return Answer(totals.reshape(len(y), self.q).sum(axis=0), grid, divisor=len(y))

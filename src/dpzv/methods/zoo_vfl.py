@@ -1,0 +1,94 @@
+"""ZOO-VFL (Zhang et al., 2021): zeroth order on both sides, one-sided differences.
+
+    device m sends h = network(x; w_m) and h_plus at w_m + lam*u      DeviceRule.embeddings
+    server returns the two loss values of the batch                   ServerRule.answer
+    server moves w_0 by a zeroth-order step of its own                ServerRule.update (head rule `zo`)
+    w_m <- w_m - eta_m * (f_plus - f) / lam * u                       DeviceRule.update
+
+Privacy as published: both embeddings are clipped and get vector noise on their way up. Ours, for labels: one number
+comes back, the batch's mean of clipped differences, with noise.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpzv.methods import rules
+from dpzv.methods.rival import Rival
+from dpzv.methods.rules import Answer, require_numbers
+from dpzv.methods.steps import zo_step
+from dpzv.rng import seed_of
+from dpzv.zo.clipping import clipped_sum
+from dpzv.zo.perturb import perturbed
+
+__all__ = ["DeviceRule", "ServerRule"]
+
+
+class DeviceRule(Rival):
+    """Sends h and h_plus, moves along u."""
+
+    @torch.no_grad()
+    def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
+        """h and h_plus [B, k]; where the uplink is protected, with independent noise on each."""
+        h = self._uplink.clipped(self.network(x))
+        with perturbed(self.network, self._direction(position), self._lam):
+            h_plus = self._uplink.clipped(self.network(x))
+        return (
+            self._uplink.noised(h, "uplink", self._m, position),
+            self._uplink.noised(h_plus, "uplink plus", self._m, position),
+        )
+
+    def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
+        """w_m <- w_m - eta_m * (f_plus - f) / lam * u, with the same u as in `embeddings`, regenerated.
+
+        Two numbers are the losses f and f_plus; one is their noised difference over lam.
+        """
+        if len(Delta) != 1:
+            require_numbers(Delta, 2)
+        difference = float(Delta[0]) if len(Delta) == 1 else float(Delta[1] - Delta[0]) / self._lam
+        zo_step(self.network, self.velocity, self._direction(position), difference, self._steps, t)
+
+    def _direction(self, position: int) -> int:
+        return seed_of(self._seed, "direction", self._m, position)
+
+
+class ServerRule(rules.ServerRule):
+    """Returns the batch's losses at h and h_plus; with a clip the mean of the records' clipped differences instead."""
+
+    __slots__ = ()
+    uploads: ClassVar[int] = 2
+
+    def numbers(self, B: int, width: int) -> int:
+        """Two losses, or with a clip their difference."""
+        return 1 if self.C < float("inf") else 2
+
+    @torch.no_grad()
+    def answer(
+        self,
+        t: int,
+        rows: torch.Tensor,
+        columns: slice,
+        h: tuple[torch.Tensor, ...],
+        y: torch.Tensor,
+        *,
+        lam: float,
+        seed: int,
+        contributes: torch.Tensor | None,
+    ) -> Answer:
+        """(f, f_plus) without a clip, else one difference over lam; the table keeps h."""
+        rows[:, columns] = h[1]
+        f_plus = self.loss(self.rule.output(t, rows, 0.0), y)
+        rows[:, columns] = h[0]
+        f = self.loss(self.rule.output(t, rows, 0.0), y)
+        B = len(y)
+        if self.C < float("inf"):
+            clipped = clipped_sum((f_plus.double() - f.double()) / lam, self.C, contributes)
+            return Answer(np.array([clipped.total]), clipped.grid, divisor=B)
+        finite = f.isfinite() & f_plus.isfinite()
+        keep = finite if contributes is None else finite & contributes
+        sums = [float(torch.where(keep, values.double(), 0.0).sum()) for values in (f, f_plus)]
+        return Answer(np.array(sums), 1.0, divisor=B)
