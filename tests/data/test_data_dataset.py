@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dpzv.data.dataset import Dataset, check, fingerprint_of, from_arrays
+from dpzv.data.dataset import Dataset, check, fingerprint_of, from_arrays, held_out
 from dpzv.errors import ConfigError
 
 
@@ -31,6 +33,43 @@ def test_arrays_become_a_checked_data_set() -> None:
     assert small(x_train=[np.zeros((6, 2), np.uint8)] * 2, x_test=[np.zeros((2, 2))] * 2).x_train[0].dtype == np.uint8
     assert small(task="regression", y_train=np.arange(6), y_test=[0.5, 1.0]).y_train.dtype == np.float32
     assert small(task="classes", n_classes=3, y_train=[0.0, 1.0, 2.0, 0.0, 1.0, 2.0]).y_train.tolist() == [0, 1, 2] * 2
+
+
+def test_only_int32_is_taken_for_token_ids() -> None:
+    ids = np.arange(12, dtype=np.int32).reshape(6, 2)
+    data = small(x_train=[ids, ids.astype(np.int64)], x_test=[ids[:2], ids[:2]])
+    assert [x.dtype for x in data.x_train] == [np.int32, np.float32]
+    assert np.array_equal(data.x_train[0], ids)
+    with pytest.raises(ConfigError, match=r"device 1 are int32, thus token ids from 0, got -1; convert"):
+        small(x_train=[ids - 1, ids], x_test=[ids[:2], ids[:2]])
+
+
+@given(st.integers(4, 300), st.floats(0.01, 0.99))
+def test_a_holdout_parts_the_training_records(D: int, share: float) -> None:
+    ids = np.arange(D)
+    whole = small(
+        x_train=[ids[:, None], ids[:, None]], y_train=ids / 7, x_test=[[[-1.0]]] * 2, y_test=[0.0], task="regression"
+    )
+    if not 0 < round(share * D) < D:
+        with pytest.raises(ConfigError, match=r"at least one (test|training) record"):
+            held_out(whole, share)
+        return
+    part = held_out(whole, share)
+    assert len(part.y_test) == round(share * D)
+    assert sorted([*part.x_train[0][:, 0], *part.x_test[0][:, 0]]) == ids.tolist()
+    for x, y in ((part.x_train, part.y_train), (part.x_test, part.y_test)):
+        assert np.array_equal(x[0], x[1])
+        assert np.array_equal(y, (x[0][:, 0] / 7).astype(np.float32))
+    assert part.fingerprint == held_out(whole, share).fingerprint != whole.fingerprint
+
+
+def test_a_holdout_says_what_it_is() -> None:
+    part = held_out(small(), 0.34)
+    assert part.name == "arrays-holdout"
+    assert part.source.endswith("2 of its 6 training records are held out for test.")
+    for share in (0, 1, -0.1, float("nan")):
+        with pytest.raises(ConfigError, match="strictly between 0 and 1"):
+            held_out(small(), share)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +117,7 @@ def test_a_value_that_is_not_finite_is_named_by_device_column_and_count() -> Non
 
 def test_arrays_of_another_type_put_in_by_hand_are_refused() -> None:
     data = small()
-    with pytest.raises(ConfigError, match="must be float32 or uint8, got float64"):
+    with pytest.raises(ConfigError, match="must be float32, uint8 or int32, got float64"):
         check(replace(data, x_train=(data.x_train[0].astype(np.float64), data.x_train[1])))
 
 

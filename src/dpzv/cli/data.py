@@ -34,9 +34,9 @@ def list_(json: Annotated[bool, typer.Option("--json", help="Print machine-reada
 
 @app.command("fetch")
 def fetch(
-    name: Annotated[str, typer.Argument(help="The data set, e.g. mnist.")],
+    name: Annotated[str, typer.Argument(help="The data set, e.g. mnist or cifar10.")],
     from_: Annotated[
-        Path | None, typer.Option("--from", help="A folder with the files, instead of the network.")
+        Path | None, typer.Option("--from", help="A folder or archive with the official files, instead of the network.")
     ] = None,
 ) -> None:
     """Fetch a data set, check its checksums and put it where recipes find it.

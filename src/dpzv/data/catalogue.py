@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpzv.data.cards import CARDS, MNIST, Card
+from dpzv.data import cifar10, mnist
+from dpzv.data.cards import AMAZON, CARDS, CIFAR10, CREDIT, FLIGHTS, MNIST, MODELNET40, Card
 from dpzv.data.columns import Column
-from dpzv.data.dataset import Dataset
-from dpzv.data.mnist import data_folder, missing
-from dpzv.errors import ConfigError
+from dpzv.data.dataset import Dataset, held_out
+from dpzv.data.files import data_folder
+from dpzv.errors import ConfigError, DataError
 from dpzv.validate import one_of
 
 __all__ = ["Availability", "describe", "load", "names"]
+
+_FETCHED = {MNIST.name: mnist.missing, CIFAR10.name: cifar10.missing}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,34 +35,75 @@ def names() -> tuple[str, ...]:
 
 def describe(name: str, path: str | Path | None = None) -> Availability:
     """What `dpzv data list` shows of `name`; opens no data."""
-    one_of("data set", name, CARDS)
-    if name != MNIST.name:
-        return Availability(CARDS[name], True, "comes with the installation")
-    folder = data_folder(path)
-    if missing(folder):
-        return Availability(MNIST, False, "run `dpzv data fetch mnist`")
-    return Availability(MNIST, True, str(folder))
+    card = CARDS[one_of("data set", name, CARDS)]
+    if not card.get:
+        return Availability(card, True, "comes with the installation")
+    if name in _FETCHED:
+        folder = data_folder(path)
+        here = not _FETCHED[name](folder)
+    else:
+        folder = Path(path or "").expanduser()
+        here = bool(path) and folder.exists()
+    return Availability(card, here, str(folder) if here else card.get)
 
 
-def load(name: str, path: str | Path | None = None, columns: Sequence[Column] = ()) -> Dataset:
+def load(
+    name: str,
+    path: str | Path | None = None,
+    columns: Sequence[Column] = (),
+    *,
+    encoder: str = "",
+    tokens: int = 192,
+    holdout: float = 0.0,
+) -> Dataset:
     """Read data set `name`.
 
-    `path` is the folder of fetched data (``data.path``); `columns` are the recipe's [[data.columns]], needed
-    by the tabular sets and refused by the others.
+    `path` is the user's own file or folder, or that of fetched data (``data.path``); `columns` are the recipe's
+    [[data.columns]], needed by the tabular sets and refused by the others; `encoder` and `tokens` say how text is
+    cut into tokens; a `holdout` above 0 puts this share of the training records in place of the test records.
     """
-    one_of("data set", name, CARDS)
-    if columns and not CARDS[name].tabular:
+    card = CARDS[one_of("data set", name, CARDS)]
+    if columns and not card.tabular:
         raise ConfigError(
-            f"data set '{name}' has pixels and takes no [[data.columns]], got {len(columns)}; remove them."
+            f"data set '{name}' is not tabular and takes no [[data.columns]], got {len(columns)}; remove them."
         )
-    if name == "flights":
+    dataset = _load(card, path, columns, encoder, tokens)
+    return held_out(dataset, holdout) if holdout else dataset
+
+
+def _load(card: Card, path: str | Path | None, columns: Sequence[Column], encoder: str, tokens: int) -> Dataset:
+    if card is MNIST:
+        return mnist.load(path)
+    if card is CIFAR10:
+        return cifar10.load(path)
+    if card is FLIGHTS:
         from dpzv.data import flights
 
         return flights.load(columns)
-    if name == MNIST.name:
-        from dpzv.data import mnist
+    if not card.get:
+        from dpzv.data import embedded
 
-        return mnist.load(path)
-    from dpzv.data import embedded
+        return embedded.load_breast(columns) if card.tabular else embedded.load_strips()
+    own = _own(card, path)
+    if card is MODELNET40:
+        from dpzv.data import modelnet40
 
-    return embedded.load_strips() if name == "digits" else embedded.load_breast(columns)
+        return modelnet40.load(own)
+    if card is CREDIT:
+        from dpzv.data import credit
+
+        return credit.load(own, columns)
+    assert card is AMAZON
+    from dpzv.data import amazon
+
+    return amazon.load(own, encoder, tokens)
+
+
+def _own(card: Card, path: str | Path | None) -> Path:
+    """The user's file or folder, which the sets that are neither embedded nor fetched are read from."""
+    if not path:
+        raise DataError(f"data set '{card.name}' is read from files of yours, but data.path is not set; {card.get}.")
+    own = Path(path).expanduser()
+    if not own.exists():
+        raise DataError(f"data.path should be the files of '{card.name}', but {own} does not exist; {card.get}.")
+    return own

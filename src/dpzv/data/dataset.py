@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dpzv.data.schedule import public_order
 from dpzv.errors import ConfigError
 from dpzv.terms import Task
 from dpzv.validate import one_of
 
-__all__ = ["Dataset", "check", "fingerprint_of", "from_arrays"]
+__all__ = ["Dataset", "check", "fingerprint_of", "from_arrays", "held_out"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
     """Training and test records, split by column between devices.
 
-    x_train, x_test: one array per device, float32 or uint8, [D, d_m] and [D_test, d_m].
+    x_train, x_test: one array per device, [D, d_m] and [D_test, d_m]: float32, or uint8 (pixels), or int32 (token
+    ids, from 0).
     y_train, y_test: int64 for `binary` (0, 1) and `classes` (0 .. n_classes-1), float32 for `regression`.
     n_classes: 2 for `binary`, 0 for `regression`; a public constant, never counted from labels.
     fingerprint: names the training records whatever their encoding, so that runs over the same records can be
@@ -69,7 +71,7 @@ def from_arrays(
 ) -> Dataset:
     """A checked `Dataset` from one feature array [D, d_m] per device and the labels.
 
-    uint8 features stay as they are, all others become float32. `devices` names the devices (default
+    uint8 and int32 features stay as they are, all others become float32. `devices` names the devices (default
     ``device-1``, ...); `n_classes` is needed for `classes` only; `fingerprint` defaults to a hash of the
     training arrays.
     """
@@ -116,10 +118,35 @@ def check(dataset: Dataset) -> None:
         )
 
 
+def held_out(dataset: Dataset, share: float) -> Dataset:
+    """`dataset` with this `share` of its training records, publicly chosen, in place of the test records.
+
+    For choosing settings without a look at the test records. The fingerprint is that of the smaller training set.
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"data.holdout must lie strictly between 0 and 1 here, got {share}; 0.1 is a usual choice.")
+    D = len(dataset.y_train)
+    order = public_order(D, "holdout")
+    n = round(share * D)
+    test, train = np.sort(order[:n]), np.sort(order[n:])
+    out = replace(
+        dataset,
+        name=f"{dataset.name}-holdout",
+        x_train=tuple(x[train] for x in dataset.x_train),
+        y_train=dataset.y_train[train],
+        x_test=tuple(x[test] for x in dataset.x_train),
+        y_test=dataset.y_train[test],
+        fingerprint=fingerprint_of([dataset.fingerprint.encode(), train]),
+        source=f"{dataset.source} Here {n} of its {D} training records are held out for test.",
+    )
+    check(out)
+    return out
+
+
 def _features(x: ArrayLike, where: str) -> NDArray[Any]:
     try:
         array = np.asarray(x)
-        if array.dtype == np.uint8:
+        if array.dtype in (np.uint8, np.int32):
             return np.ascontiguousarray(array)
         with np.errstate(over="ignore"):  # too large for float32 is infinite, which `check` refuses by name
             return np.ascontiguousarray(array, dtype=np.float32)
@@ -154,8 +181,15 @@ def _check_part(part: str, xs: tuple[NDArray[Any], ...], y: NDArray[Any], datase
             raise ConfigError(
                 f"{part} features of device {m} must have shape [records, columns], got {list(x.shape)}; reshape them."
             )
-        if x.dtype not in (np.float32, np.uint8):
-            raise ConfigError(f"{part} features of device {m} must be float32 or uint8, got {x.dtype}; convert them.")
+        if x.dtype not in (np.float32, np.uint8, np.int32):
+            raise ConfigError(
+                f"{part} features of device {m} must be float32, uint8 or int32, got {x.dtype}; convert them."
+            )
+        if x.dtype == np.int32 and x.size and x.min() < 0:
+            raise ConfigError(
+                f"{part} features of device {m} are int32, thus token ids from 0, got {x.min()}; "
+                "convert other numbers to float32."
+            )
     lengths = [len(x) for x in xs]
     if any(length != len(y) for length in lengths):
         raise ConfigError(
@@ -170,7 +204,7 @@ def _check_part(part: str, xs: tuple[NDArray[Any], ...], y: NDArray[Any], datase
 
 
 def _check_finite(part: str, m: int, x: NDArray[Any]) -> None:
-    if x.dtype == np.uint8 or np.isfinite(x).all():
+    if x.dtype != np.float32 or np.isfinite(x).all():
         return
     bad = (~np.isfinite(x)).sum(axis=0)
     column = int(np.flatnonzero(bad)[0])

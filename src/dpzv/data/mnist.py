@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from dpzv.data.cards import MNIST
 from dpzv.data.dataset import Dataset, from_arrays
-from dpzv.data.idx import check_md5, parse_idx, read_bytes
+from dpzv.data.files import check_md5, data_folder, read_bytes
+from dpzv.data.idx import parse_idx
 from dpzv.errors import DataError
 
-__all__ = ["FILES", "IdxFile", "data_folder", "find", "load", "missing"]
+__all__ = ["FILES", "IdxFile", "find", "load", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +36,6 @@ FILES = (
 )
 
 _REMEDY = "run `dpzv data fetch mnist` to get it again."
-
-
-def data_folder(path: str | Path | None = None) -> Path:
-    """The folder for fetched data: `path` (``data.path``), else $DPZV_DATA, else dpzv in the user's cache."""
-    chosen = path or os.environ.get("DPZV_DATA")
-    if chosen:
-        return Path(chosen).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "dpzv"
 
 
 def find(folder: Path, file: IdxFile) -> Path | None:
