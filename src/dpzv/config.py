@@ -14,6 +14,7 @@ from dpzv.terms import (
     Accounting,
     HeadRuleName,
     MethodName,
+    ModelName,
     Neighbours,
     NoiseSourceName,
     Protects,
@@ -46,7 +47,7 @@ class Data(Section, frozen=True):
 class Devices(Section, frozen=True):
     """The parties that hold features. Each value is one for all devices, or a list with one per device."""
 
-    model: str | tuple[str, ...] = "linear"  # linear | mlp | cnn | cnn4 | resnet18 | bert
+    model: ModelName | tuple[ModelName, ...] = "linear"
     start: StartName | tuple[StartName, ...] = "random"
     weights: str | tuple[str, ...] = ""  # safetensors file(s) for start = "weights"; must be public
     embedding: int | tuple[int, ...] = 16  # numbers a record; bytes and head input grow with it
@@ -306,7 +307,7 @@ def _choices(key: str) -> list[str]:
     kind = get_type_hints(Config).get(section)
     if not (isinstance(kind, type) and issubclass(kind, Section)):
         return []
-    return list(_words(get_type_hints(kind).get(field.split("[")[0])))
+    return list(dict.fromkeys(_words(get_type_hints(kind).get(field.split("[")[0]))))
 
 
 def _words(kind: Any) -> Iterable[str]:

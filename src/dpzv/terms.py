@@ -8,6 +8,7 @@ __all__ = [
     "Accounting",
     "HeadRuleName",
     "MethodName",
+    "ModelName",
     "Neighbours",
     "NoiseSourceName",
     "Protects",
@@ -31,6 +32,9 @@ Accounting = Literal["exact", "paper"]
 
 MethodName = Literal["dpzv", "vafl", "zoo-vfl", "vfl-czofo"]
 """Whose algorithm the rounds follow; one file each in `methods/`."""
+
+ModelName = Literal["linear", "mlp", "cnn", "cnn4", "resnet18", "bert"]
+"""What network a device has."""
 
 HeadRuleName = Literal["dp-sgd", "joint-zo", "frozen", "sgd", "zo"]
 """How the server's own model `w_0` moves."""

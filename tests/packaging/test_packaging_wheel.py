@@ -79,7 +79,7 @@ def test_the_wheel_holds_all_of_the_package_and_nothing_else(wheel: Path) -> Non
     with zipfile.ZipFile(wheel) as archive:
         inside = {name for name in archive.namelist() if ".dist-info/" not in name}
     package = ROOT / "src" / "dpzv"
-    files = {*package.rglob("*.py"), *package.glob("recipes/*.toml"), package / "py.typed"}
+    files = {*package.rglob("*.py"), *package.rglob("recipes/**/*.toml"), package / "py.typed"}
     assert inside == {path.relative_to(package.parent).as_posix() for path in files}
 
 

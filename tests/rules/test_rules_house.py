@@ -12,6 +12,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 LEVELS = [
     {"cli", "__main__"},
+    {"report"},
     {"attacks", "federation"},
     {"runtime"},
     {"config"},

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dpzv import __version__
-from dpzv.cli import audit, data, privacy, recipes, train
+from dpzv.cli import audit, compare, data, privacy, recipes, train, tune
 from dpzv.errors import DpzvError
 
 __all__ = ["app", "main"]
@@ -24,6 +24,8 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("resume")(train.resume)
+app.command("compare")(compare.compare)
+app.command("tune")(tune.tune)
 app.command("recipes")(recipes.recipes)
 app.command("audit")(audit.audit)
 app.add_typer(data.app, name="data")

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
+from dpzv.models.images import pixels
 from dpzv.models.initial import linear_layer, orthogonal
-from dpzv.models.networks import pixels
 
-__all__ = ["GaborBank", "GaborCNN", "gabor_filters"]
+__all__ = ["GaborBank", "GaborCNN", "gabor_filters", "gabor_pairs"]
 
 ORIENTATIONS = 8
 SIZE = 5  # pixels; a strip has few rows
@@ -27,17 +27,26 @@ FAINT = 0.1  # added to a record's norm, so that nearly empty strips are not blo
 GAIN = 2.0  # with it embeddings of strips with strokes have a deviation of about 1
 
 
-def gabor_filters() -> Tensor:
-    """[17, 1, 5, 5]: 8 even filters (without mean), their 8 odd partners, and one Gaussian low pass."""
-    axis = torch.arange(SIZE, dtype=torch.float64) - SIZE // 2
+def gabor_pairs(orientations: int, size: int, wavelength: float, sigma: float) -> tuple[Tensor, Tensor]:
+    """`2*orientations` filters [.., size, size], even ones without mean, then their odd partners; and their envelope.
+
+    Lengths are in pixels; the Gaussian envelope [size, size] of deviation `sigma` sums to 1. All in float64.
+    """
+    axis = torch.arange(size, dtype=torch.float64) - size // 2
     y, x = torch.meshgrid(axis, axis, indexing="ij")
-    envelope = torch.exp(-(x**2 + y**2) / (2 * SIGMA**2))
+    envelope = torch.exp(-(x**2 + y**2) / (2 * sigma**2))
     envelope /= envelope.sum()
-    angles = [math.pi * k / ORIENTATIONS for k in range(ORIENTATIONS)]
-    phases = [2 * math.pi / WAVELENGTH * (x * math.cos(a) + y * math.sin(a)) for a in angles]
+    angles = [math.pi * k / orientations for k in range(orientations)]
+    phases = [2 * math.pi / wavelength * (x * math.cos(a) + y * math.sin(a)) for a in angles]
     even = [envelope * (phase.cos() - (envelope * phase.cos()).sum()) for phase in phases]
     odd = [envelope * phase.sin() for phase in phases]
-    return torch.stack([*even, *odd, envelope]).unsqueeze(1).float()
+    return torch.stack([*even, *odd]), envelope
+
+
+def gabor_filters() -> Tensor:
+    """[17, 1, 5, 5]: 8 even filters (without mean), their 8 odd partners, and one Gaussian low pass."""
+    pairs, envelope = gabor_pairs(ORIENTATIONS, SIZE, WAVELENGTH, SIGMA)
+    return torch.cat([pairs, envelope[None]]).unsqueeze(1).float()
 
 
 class GaborBank(nn.Module):
@@ -59,7 +68,7 @@ class GaborBank(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features [B, 9*bins] of strips; an empty strip is zeros."""
-        z = F.conv2d(pixels(x, self.rows, self.columns), self.filters, padding=SIZE // 2)
+        z = F.conv2d(pixels(x, 1, self.rows, self.columns), self.filters, padding=SIZE // 2)
         even, odd, low = torch.split(z, [ORIENTATIONS, ORIENTATIONS, 1], dim=1)
         h = torch.cat([torch.hypot(even, odd), low], dim=1)
         h = h.mean(2).view(len(h), self.features, -1).mean(2)

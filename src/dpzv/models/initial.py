@@ -29,14 +29,17 @@ def linear_layer(weight: Tensor) -> nn.Linear:
     return layer
 
 
-def conv(weight: Tensor) -> nn.Conv2d:
-    """A convolution with this weight [outputs, inputs, k, k], output as large as its input, bias of zeros."""
+def conv(weight: Tensor, *, stride: int = 1, bias: bool = True) -> nn.Conv2d:
+    """A convolution with this weight [outputs, inputs, k, k], zeros around the image, its bias zeros.
+
+    With `stride` 1 and odd k the output is as large as the input. A norm behind it makes a bias useless.
+    """
     outputs, inputs, k, _ = weight.shape
-    layer = _Conv2d(inputs, outputs, k, padding=k // 2)
-    assert layer.bias is not None
+    layer = _Conv2d(inputs, outputs, k, stride=stride, padding=k // 2, bias=bias)
     with torch.no_grad():
         layer.weight.copy_(weight)
-        layer.bias.zero_()
+        if layer.bias is not None:
+            layer.bias.zero_()
     return layer
 
 

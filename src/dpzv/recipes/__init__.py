@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from dpzv.errors import ConfigError
+from dpzv.terms import MethodName
 from dpzv.validate import nearest
 
-__all__ = ["names", "read", "title", "tree"]
+__all__ = ["names", "read", "settings", "title", "toml_file", "tree"]
 
 
 def names() -> list[str]:
@@ -45,6 +46,38 @@ def tree(name: str) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         raise ConfigError(f"the recipe {name} is not valid TOML ({error}); correct that line.") from None
     return {"recipe": name, **values}
+
+
+def settings(name: str, accounting: str, file: Path | None = None) -> dict[str, Any]:
+    """What each method's runs change in recipe `name`: sections ``[all.train]``, ``[vafl.privacy]`` and so on.
+
+    Read from `file` if given, else from the shipped ``compare/NAME-ACCOUNTING.toml``, else ``compare/ACCOUNTING.toml``.
+    """
+    if file is None:
+        folder = resources.files(__name__) / "compare"
+        own = folder / f"{Path(name).stem}-{accounting}.toml"
+        shipped = own if own.is_file() else folder / f"{accounting}.toml"
+        values: dict[str, Any] = msgspec.toml.decode(shipped.read_bytes())
+    else:
+        values = toml_file(file)
+    methods = ("all", *get_args(MethodName))
+    for section, inner in values.items():
+        if section not in methods:
+            raise ConfigError(f"the settings have a section '{section}'; {nearest(section, methods)}")
+        if not isinstance(inner, dict) or not all(isinstance(keys, dict) for keys in inner.values()):
+            raise ConfigError(f"the settings of '{section}' must be sections such as [{section}.train].")
+    return values
+
+
+def toml_file(path: Path) -> dict[str, Any]:
+    """A TOML file of the user's as nested mappings."""
+    if not path.is_file():
+        raise ConfigError(f"the file {path} does not exist; give the path of a TOML file.")
+    try:
+        values: dict[str, Any] = msgspec.toml.decode(path.read_bytes())
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML ({error}); correct that line.") from None
+    return values
 
 
 def _listed() -> str:

@@ -43,4 +43,5 @@ def measure(head: torch.nn.Module, rows: torch.Tensor, y: torch.Tensor, task: Ta
 def _auc(y: torch.Tensor, score: torch.Tensor) -> float:
     from sklearn.metrics import roc_auc_score  # a second to import, and only binary tasks need it
 
-    return float(roc_auc_score(y.cpu().numpy(), score.cpu().numpy()))
+    ranked = score.nan_to_num(0.0)  # a head that diverged ranks nothing, and says so by an area of one half
+    return float(roc_auc_score(y.cpu().numpy(), ranked.cpu().numpy()))

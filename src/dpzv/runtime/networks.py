@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
 from dpzv.data.dataset import Dataset
+from dpzv.data.encoder import encoder_folder
 from dpzv.errors import ConfigError, DataError
 from dpzv.models.gabor import GaborCNN
+from dpzv.models.gabor_patch import GaborPatchCNN
 from dpzv.models.head import Head
-from dpzv.models.networks import StripCNN, linear, mlp
-from dpzv.models.starts import dp_pca_start, pca_start, set_linear
+from dpzv.models.images import PatchCNN, StripCNN, geometry
+from dpzv.models.layers import train_last
+from dpzv.models.networks import linear, mlp
+from dpzv.models.resnet import ResNet18
+from dpzv.models.starts import LinearStart, dp_pca_start, pca_start, set_linear
+from dpzv.models.text import TextEncoder, load_bert
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan, start_event
 from dpzv.rng import torch_generator
-from dpzv.terms import StartName
-from dpzv.validate import one_of
+from dpzv.terms import ModelName, StartName
 
 __all__ = ["load_head", "make_networks"]
 
@@ -29,55 +36,88 @@ FLOOR = 1e-3  # public floor of dp-pca's eigenvalues, in units of one record's s
 
 
 def make_networks(config: Config, data: Dataset, plan: PrivacyPlan, noise: NoiseSource) -> list[torch.nn.Module]:
-    """One network a device, with its start; a dp-pca start uses the plan's noise."""
+    """One network a device, with its start; a dp-pca start uses the plan's noise.
+
+    Only the parameters of `devices.last_layers` are trainable in it.
+    """
     M, devices = len(data.x_train), config.devices
-    models = per_device("devices.model", devices.model, M)
+    models: tuple[ModelName, ...] = per_device("devices.model", devices.model, M)
     starts: tuple[StartName, ...] = per_device("devices.start", devices.start, M)
     widths = per_device("devices.embedding", devices.embedding, M)
     hiddens = per_device("devices.hidden", devices.hidden, M)
     radii = per_device("devices.R", devices.R, M)
     files = per_device("devices.weights", devices.weights, M)
-    networks = []
+    lasts = per_device("devices.last_layers", devices.last_layers, M)
+    networks: list[torch.nn.Module] = []
     for i, (model, start, x) in enumerate(zip(models, starts, data.x_train, strict=True)):
         generator = torch_generator(config.train.seed, "start", i + 1)
-        network = _network(model, start, x.shape[1], hiddens[i], widths[i], generator)
+        if model == "bert":
+            network: torch.nn.Module = _text(start, config.data.encoder, x.shape[1], widths[i], generator)
+        else:
+            network = _network(model, start, x.shape[1], hiddens[i], widths[i], generator)
         if start in ("pca", "dp-pca"):
             if not isinstance(network, torch.nn.Linear):
                 raise ConfigError(f"start '{start}' needs devices.model = 'linear', got '{model}' at device {i + 1}.")
             if start == "pca":
                 set_linear(network, pca_start(x, widths[i], floor=FLOOR))
             else:
-                scale = start_event(plan, i).noise_multiplier * (radii[i] ** 2 + C_START**2)
-                made = dp_pca_start(
-                    x,
-                    widths[i],
-                    R=radii[i],
-                    c=C_START,
-                    scale=scale,
-                    gaussian=lambda shape, m=i + 1: noise.gaussian(shape, "start", m),  # type: ignore[misc]
-                    floor=max(FLOOR, 2 * scale * x.shape[1] ** 0.5 / len(x)),  # smaller ones are noise
-                )
-                set_linear(network, made)
+                set_linear(network, _dp_pca(i, x, widths[i], radii[i], plan, noise))
         elif start == "weights":
             _load(network, files[i], i + 1)
+        train_last(network, lasts[i])
         networks.append(network)
     return networks
 
 
+def _dp_pca(i: int, x: NDArray[Any], embedding: int, R: float, plan: PrivacyPlan, noise: NoiseSource) -> LinearStart:
+    """The start of device i+1 from its noisy second moments, with the plan's noise."""
+    scale = start_event(plan, i).noise_multiplier * (R**2 + C_START**2)
+    return dp_pca_start(
+        x,
+        embedding,
+        R=R,
+        c=C_START,
+        scale=scale,
+        gaussian=lambda shape: noise.gaussian(shape, "start", i + 1),
+        floor=max(FLOOR, 2 * scale * x.shape[1] ** 0.5 / len(x)),  # smaller ones are noise
+    )
+
+
 def _network(
-    model: str, start: StartName, inputs: int, hidden: int, embedding: int, generator: torch.Generator
+    model: ModelName, start: StartName, inputs: int, hidden: int, embedding: int, generator: torch.Generator
 ) -> torch.nn.Module:
-    one_of("devices.model", model, ("linear", "mlp", "cnn"))
-    if start == "gabor" and model != "cnn":
-        raise ConfigError(f"start 'gabor' needs devices.model = 'cnn', got '{model}'; it is a bank of image filters.")
+    if start == "gabor" and model not in ("cnn", "cnn4"):
+        raise ConfigError(
+            f"start 'gabor' needs devices.model = 'cnn' or 'cnn4', got '{model}'; it is a bank of image filters."
+        )
     if model == "linear":
         return linear(inputs, embedding, generator)
     if model == "mlp":
         return mlp(inputs, hidden, embedding, generator)
+    if model == "resnet18":
+        return ResNet18(*geometry(inputs), embedding, generator)
+    if model == "cnn4":
+        patch = GaborPatchCNN if start == "gabor" else PatchCNN
+        return patch(*geometry(inputs), embedding, generator)
     if inputs % STRIP_COLUMNS:
-        raise ConfigError(f"the cnn takes strips of {STRIP_COLUMNS} columns, got {inputs} pixels; use 'mlp'.")
-    kind = GaborCNN if start == "gabor" else StripCNN
-    return kind(inputs // STRIP_COLUMNS, STRIP_COLUMNS, embedding, generator)
+        raise ConfigError(f"the cnn takes strips of {STRIP_COLUMNS} columns, got {inputs} pixels; use 'cnn4' or 'mlp'.")
+    strip = GaborCNN if start == "gabor" else StripCNN
+    return strip(inputs // STRIP_COLUMNS, STRIP_COLUMNS, embedding, generator)
+
+
+def _text(start: StartName, encoder: str, tokens: int, embedding: int, generator: torch.Generator) -> TextEncoder:
+    """The pretrained encoder of `data.encoder` with its map; what is random at the start is the map alone."""
+    if start not in ("random", "weights"):
+        raise ConfigError(
+            f"devices.model = 'bert' starts pretrained, got start '{start}'; set devices.start to 'random' (the map) "
+            "or 'weights'."
+        )
+    network = TextEncoder(load_bert(encoder_folder(encoder)), embedding, generator)
+    if tokens > network.longest:
+        raise ConfigError(
+            f"the encoder takes at most {network.longest} tokens a device, got {tokens}; lower data.tokens."
+        )
+    return network
 
 
 def _load(network: torch.nn.Module, file: str, m: int) -> None:

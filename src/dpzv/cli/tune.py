@@ -1,0 +1,169 @@
+"""`dpzv tune`: the same number of trials for every method, judged on a validation split."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from dpzv.cli.compare import (
+    ALL,
+    Account,
+    Batch,
+    Jobs,
+    Json,
+    Methods,
+    Quiet,
+    Recipe,
+    Sets,
+    Settings,
+    execute,
+    fail,
+    methods_of,
+)
+
+if TYPE_CHECKING:
+    from dpzv.config import Config
+
+__all__ = ["tune"]
+
+HOLDOUT = 0.1
+"""The share of the training records that judges the trials; the test records are not looked at."""
+
+
+class _Trial(msgspec.Struct, frozen=True):
+    """One trial; the figures are `None` if it failed."""
+
+    method: str
+    number: int
+    settings: dict[str, Any]
+    config_hash: str
+    metric: str | None = None
+    score: float | None = None  # of the head in the loop on the validation records: what targets are measured on
+    refitted: float | None = None
+    bytes_to_target: float | None = None
+    failure: str = ""
+
+    def order(self) -> tuple[bool, float, float, int]:
+        """Best first: the score, then fewer bytes to the target, then the earlier trial."""
+        if self.score is None:
+            return True, 0.0, 0.0, self.number
+        score = self.score if self.metric == "loss" else -self.score
+        return False, score, self.bytes_to_target or float("inf"), self.number
+
+
+def tune(
+    recipe: Recipe,
+    set_: Sets,
+    space: Annotated[Path, typer.Option("--space", help="TOML: for each method, keys with lists of values.")],
+    out: Annotated[Path | None, typer.Option("--out", help="The folder; default runs/tune-RECIPE.")] = None,
+    methods: Methods = ALL,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Trials of each method.")] = 10,
+    epsilon: Annotated[float, typer.Option("--epsilon", help="The budget of each trial; inf: none.")] = 1.0,
+    accounting: Account = "exact",
+    settings: Settings = None,
+    jobs: Jobs = 0,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Try settings drawn from a file, as many for each method, and keep the best as settings for `compare`.
+
+    Example: dpzv tune digits --methods dpzv,vafl --trials 5 --space space.toml
+    """
+    from dpzv import config as configuration
+    from dpzv import recipes
+    from dpzv.runtime.grid import layered
+    from dpzv.runtime.search import draw, space_of, tree_of
+
+    tree, spaces = recipes.tree(recipe), recipes.toml_file(space)
+    chosen = recipes.settings(recipe, accounting, settings)
+    always = {"data": {"holdout": HOLDOUT}, "privacy": {"accounting": accounting}}
+    changes = [*map(configuration.set_key, set_), always]
+    names = methods_of(methods)
+    drawn: list[tuple[str, int, dict[str, Any]]] = []
+    configs: dict[str, Config] = {}
+    for method in names:
+        last = {"train": {"method": method}, "privacy": {"epsilon": epsilon}}
+        for number, setting in enumerate(draw(space_of(spaces, method), trials, method), 1):
+            drawn.append((method, number, setting))
+            made = layered(tree, chosen, method, [*changes, tree_of(setting), last])
+            configs[f"{method}-eps{epsilon:g}-trial{number}"] = configuration.parse(made)
+    folder = out or Path("runs") / f"tune-{Path(recipe).stem}"
+    base = configuration.parse(layered(tree, {}, "", [*changes, {"train": {"method": "dpzv"}}]))
+    batch = execute(configs, base, folder, jobs, quiet=quiet or json)
+    judged = _judge(drawn, batch, folder)
+    _write(judged, chosen, names, f"{Path(recipe).stem} at epsilon {epsilon:g}, {accounting} accounting", folder)
+    if json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(judged), indent=2).decode() + "\n")
+    elif not quiet:
+        _show(judged, folder)
+    fail(batch.failures)
+
+
+def _judge(drawn: list[tuple[str, int, dict[str, Any]]], batch: Batch, folder: Path) -> list[_Trial]:
+    """The trials with their figures, from the summaries of their runs."""
+    from dpzv.report.records import headline
+    from dpzv.runtime.grid import config_hash
+
+    failures = {failure.name: failure.sentence for failure in batch.failures}
+    judged = []
+    for (method, number, setting), job in zip(drawn, batch.jobs, strict=True):
+        trial = _Trial(method, number, setting, config_hash(job.config), failure=failures.get(job.name, ""))
+        place = folder / "runs" / job.key / "summary.json"
+        if place.exists():
+            summary = msgspec.json.decode(place.read_bytes())
+            metric, score = headline(summary["private_head"])
+            passed = summary["targets"].get(str(max(job.config.train.target, default=None)), {})
+            trial = msgspec.structs.replace(
+                trial,
+                metric=metric,
+                score=score,
+                refitted=headline(summary)[1],
+                bytes_to_target=passed.get("bytes"),
+            )
+        judged.append(trial)
+    return judged
+
+
+def _write(judged: list[_Trial], settings: dict[str, Any], methods: list[str], what: str, folder: Path) -> None:
+    """Write trials.jsonl, and best.toml: the settings the trials began from with each method's best on top."""
+    from dpzv.config import merge
+    from dpzv.runtime.record import write_atomically
+    from dpzv.runtime.search import settings_text, tree_of
+
+    write_atomically(folder / "trials.jsonl", b"".join(msgspec.json.encode(trial) + b"\n" for trial in judged))
+    best = dict(settings)
+    reasons: dict[str, str] = {}
+    for method in methods:
+        own = sorted((trial for trial in judged if trial.method == method), key=_Trial.order)
+        if own[0].score is None:
+            continue
+        best[method] = merge(best.get(method, {}), tree_of(own[0].settings))
+        told = f"trial {own[0].number}, the best of {len(own)} on held-out training records: {_figure(own[0])}"
+        reasons |= {f"{method}.{key}": told for key in own[0].settings}
+    title = f"Settings for `dpzv compare`, found by `dpzv tune` for {what}."
+    write_atomically(folder / "best.toml", settings_text(title, best, reasons).encode())
+
+
+def _show(judged: Sequence[_Trial], folder: Path) -> None:
+    """Print the trials, the best of each method first."""
+    header = ["method", "trial", "in loop", "refitted", "MB until target", "settings"]
+    lines = [header]
+    order = list(dict.fromkeys(trial.method for trial in judged))
+    for trial in sorted(judged, key=lambda trial: (order.index(trial.method), trial.order())):
+        sent = "never" if trial.bytes_to_target is None else f"{trial.bytes_to_target / 1e6:.1f}"
+        refitted = "-" if trial.refitted is None else f"{trial.refitted:.4f}"
+        chosen = ", ".join(f"{key}={value}" for key, value in trial.settings.items())
+        lines.append([trial.method, str(trial.number), _figure(trial), refitted, sent, chosen])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for words in lines:
+        typer.echo("  ".join(word.ljust(width) for word, width in zip(words, widths, strict=True)).rstrip())
+    typer.echo(f"\nTrials and the best settings: {folder}")
+
+
+def _figure(trial: _Trial) -> str:
+    return "failed" if trial.score is None else f"{trial.metric} {trial.score:.4f}"

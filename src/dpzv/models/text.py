@@ -1,0 +1,145 @@
+"""The device network for text: a pretrained BERT, mean pooling over a record's tokens, a linear map.
+
+transformers is an optional part of the installation, so it is imported when a run needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from dpzv.errors import ConfigError, DataError
+from dpzv.models.initial import linear_layer, orthogonal
+
+__all__ = ["ATTENTION", "TextEncoder", "load_bert"]
+
+ATTENTION = "sdpa"  # torch's own kernel: it never holds all scores of a batch, and rows stay by themselves
+
+
+class TextEncoder(nn.Module):
+    """Token ids [B, L], short records filled up with `pad`, to embeddings [B, embedding].
+
+    The encoder's last hidden states are averaged over a record's real tokens; a record without any gives the
+    map's bias. The map starts as the identity where the embedding is as wide as the encoder, else as a random
+    projection. Both are scaled by a public constant.
+
+    Formal guarantee: no branch or mask depends on other records of the batch, so that rows stay by themselves.
+    """
+
+    GAIN = 5.5  # all-MiniLM-L6-v2's pooled states deviate by about 0.18, measured once on 5,500 Amazon reviews
+
+    def __init__(self, encoder: nn.Module, embedding: int, generator: torch.Generator) -> None:
+        super().__init__()
+        config: Any = encoder.config
+        self.pad = int(config.pad_token_id or 0)
+        self.longest = int(config.max_position_embeddings)
+        self.encoder = encoder
+        hidden = int(config.hidden_size)
+        start = torch.eye(hidden) if embedding == hidden else orthogonal(embedding, hidden, generator)
+        self.out = linear_layer(self.GAIN * start)
+        self.eval()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Embeddings [B, embedding] of token ids of any integer type."""
+        if ids.shape[1] > self.longest:
+            raise ConfigError(
+                f"the encoder takes at most {self.longest} tokens a record and device, got {ids.shape[1]}; "
+                "lower data.tokens."
+            )
+        real = ids != self.pad
+        # a mask of this shape is used as it is; from a flat one transformers drops masks that hide nothing,
+        # which would let one record choose another computation for the whole batch
+        hidden = torch.zeros(real.shape, device=ids.device).masked_fill_(~real, torch.finfo(torch.float32).min)
+        states = self.encoder(input_ids=ids.long(), attention_mask=hidden[:, None, None, :]).last_hidden_state
+        states = states * real.unsqueeze(2)
+        embeddings: Tensor = self.out(states.sum(1) / real.sum(1, keepdim=True).clamp_min(1))
+        return embeddings
+
+    def layers(self) -> list[list[nn.Module]]:
+        """The tables, then one entry for each transformer layer; the map goes with the last of them."""
+        encoder: Any = self.encoder
+        blocks: list[list[nn.Module]] = [[block] for block in encoder.encoder.layer]
+        blocks[-1].append(self.out)
+        return [[encoder.embeddings], *blocks]
+
+
+def load_bert(folder: Path) -> nn.Module:
+    """The pretrained BERT in a Hugging Face folder: float32, no dropout, without its unused pooling layer."""
+    transformers = _transformers()
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"the encoder {folder} should hold a readable config.json, but loading it failed "
+            f"({_first_line(error)}); set data.encoder to the folder of a BERT."
+        ) from None
+    if config.model_type != "bert":
+        raise ConfigError(
+            f"devices.model = 'bert' needs an encoder of type 'bert', got '{config.model_type}' in {folder}; "
+            "set data.encoder to a BERT."
+        )
+    _still(config)
+    try:
+        with _quiet(transformers.utils.logging):
+            encoder, found = transformers.AutoModel.from_pretrained(
+                folder,
+                config=config,
+                add_pooling_layer=False,
+                dtype=torch.float32,
+                attn_implementation=ATTENTION,
+                output_loading_info=True,
+                local_files_only=True,
+            )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise DataError(
+            f"the encoder {folder} should hold the weights of a BERT, but loading them failed "
+            f"({_first_line(error)}); get the folder again."
+        ) from None
+    if found["missing_keys"] or found["mismatched_keys"]:  # these would silently start at random
+        raise DataError(
+            f"the encoder {folder} should hold all weights of its BERT, but {len(found['missing_keys'])} are missing "
+            f"and {len(found['mismatched_keys'])} have another shape; get the folder again."
+        )
+    trained: nn.Module = encoder
+    return trained
+
+
+@contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """No progress bar for a second's work, and no list of the pooling layer that is left out on purpose."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _still(config: Any) -> None:
+    """No dropout, not even in training mode: two evaluations of a record must agree."""
+    config.hidden_dropout_prob = 0.0
+    config.attention_probs_dropout_prob = 0.0
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError:
+        raise ConfigError(
+            "devices.model = 'bert' needs the package transformers, which is not installed; "
+            "run: pip install 'dpzv[text]'."
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

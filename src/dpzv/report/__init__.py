@@ -1,0 +1,1 @@
+"""Run records become tables and figures."""

@@ -1,0 +1,92 @@
+"""One figure of a comparison: test accuracy against megabytes sent."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpzv.report.records import FROZEN, Record, headline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["draw"]
+
+COLOURS = {"dpzv": "#0072b2", "vafl": "#d55e00", "vfl-czofo": "#009e73", "zoo-vfl": "#cc79a7"}
+"""Okabe and Ito's palette: told apart by colour-blind readers too."""
+
+STYLES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
+"""Line styles, one an epsilon; every other one has hollow dots."""
+
+GREY = "#555555"
+
+
+def draw(records: Sequence[Record], target: float | None, title: str, path: Path) -> None:
+    """Write the figure as a PNG: a line and a band of one standard deviation for each method and epsilon.
+
+    Lines are the head in the loop, dots the refitted head at the end, the dashed line the refitted head over
+    untrained devices.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    metric, _ = headline(records[0].summary)
+    scale = 100.0 if metric == "accuracy" else 1.0
+    groups: dict[tuple[str, float | None], list[Record]] = {}
+    for record in records:
+        groups.setdefault((record.method, record.epsilon), []).append(record)
+    epsilons = list(dict.fromkeys(epsilon for method, epsilon in groups if method != FROZEN))
+    for (method, epsilon), group in groups.items():
+        if method != FROZEN:
+            words = "no privacy" if epsilon is None else f"epsilon {epsilon:g}"
+            label = method if len(epsilons) == 1 else f"{method}, {words}"
+            _line(axes, group, scale, COLOURS.get(method, GREY), epsilons.index(epsilon), label)
+    axes.plot([], [], "o", color=GREY, markersize=5, label="refitted head, at the end")
+    frozen = [headline(record.summary)[1] for record in records if record.method == FROZEN]
+    if frozen:
+        height = scale * statistics.fmean(frozen)
+        axes.axhline(height, color=GREY, linewidth=1.2, dashes=(6, 3), label="untrained devices, refitted")
+    if target is not None and metric == "accuracy":
+        axes.axhline(scale * target, color="black", linewidth=0.6, label=f"target, {scale * target:g} %", zorder=1)
+    axes.set_xscale("log")
+    axes.set_xlabel("megabytes sent, first fill included")
+    axes.set_ylabel({"accuracy": "test accuracy in the loop, %", "auc": "test AUC in the loop"}.get(metric, metric))
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9, handlelength=3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160)
+    pyplot.close(figure)
+
+
+def _line(axes: Axes, group: list[Record], scale: float, colour: str, place: int, label: str) -> None:
+    """Mean and band over the seeds, at the rounds that all of them evaluated, and the refitted head's dot."""
+    by_round: dict[int, list[tuple[float, float]]] = {}
+    for record in group:
+        for line in record.metrics:
+            sent = (line["bytes_up"] + line["bytes_down"]) / 1e6
+            by_round.setdefault(line["round"], []).append((sent, scale * headline(line)[1]))
+    points = [pairs for pairs in by_round.values() if len(pairs) == len(group) and min(pairs)[0] > 0]
+    x = [statistics.fmean(sent for sent, _ in pairs) for pairs in points]
+    y = [statistics.fmean(value for _, value in pairs) for pairs in points]
+    style = STYLES[place % len(STYLES)]
+    axes.plot(x, y, color=colour, linestyle=style, linewidth=1.6, label=label, zorder=3)
+    if len(group) > 1:
+        deviation = [statistics.stdev(value for _, value in pairs) for pairs in points]
+        low = [mean - d for mean, d in zip(y, deviation, strict=True)]
+        high = [mean + d for mean, d in zip(y, deviation, strict=True)]
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2)
+    end = statistics.fmean((r.summary["bytes_up"] + r.summary["bytes_down"]) / 1e6 for r in group)
+    refitted = scale * statistics.fmean(headline(record.summary)[1] for record in group)
+    axes.plot(
+        [end], [refitted], "o", color=colour, markerfacecolor="white" if place % 2 else colour, markersize=5, zorder=4
+    )

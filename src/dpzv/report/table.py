@@ -1,0 +1,217 @@
+"""Run records become rows, and rows become text: plain, Markdown, or sentences beside the table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from dpzv.report.records import FROZEN, Record, headline
+
+__all__ = ["Row", "ahead", "cells", "footnotes", "header", "markdown", "plain", "rows"]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One method at one epsilon over its seeds: means, and `spread` as standard deviation (0 with one seed)."""
+
+    method: str
+    epsilon: float | None  # None: no privacy
+    seeds: int
+    metric: str  # accuracy | auc | loss
+    refitted: float
+    refitted_spread: float
+    in_loop: float
+    in_loop_spread: float
+    target: float | None  # a test accuracy of the head in the loop
+    reached: int  # seeds that passed the target; the next two are means over them
+    bytes_to_target: float | None
+    rounds_to_target: float | None
+    rounds: float
+    bytes_total: float
+    virtual_seconds: float
+    mean_delay: float
+    guarantee: bool
+    guarantee_why: str
+    compute: float  # a device's work for a batch, in units of DPZV's two forwards
+
+
+def rows(records: Sequence[Record], target: float | None, compute: dict[str, float]) -> list[Row]:
+    """One row for each method and epsilon, in the order they first appear; `compute` by method."""
+    groups: dict[tuple[str, float | None], list[Record]] = {}
+    for record in records:
+        groups.setdefault((record.method, record.epsilon), []).append(record)
+    return [_row(group, target, compute.get(method, 1.0)) for (method, _), group in groups.items()]
+
+
+def _row(group: list[Record], target: float | None, compute: float) -> Row:
+    summaries = [record.summary for record in group]
+    first = summaries[0]
+    refitted = [headline(summary)[1] for summary in summaries]
+    in_loop = [headline(summary["private_head"])[1] for summary in summaries]
+    passed = [summary["targets"][str(target)] for summary in summaries if str(target) in summary["targets"]]
+    return Row(
+        method=group[0].method,
+        epsilon=group[0].epsilon,
+        seeds=len(group),
+        metric=headline(first)[0],
+        refitted=statistics.fmean(refitted),
+        refitted_spread=_spread(refitted),
+        in_loop=statistics.fmean(in_loop),
+        in_loop_spread=_spread(in_loop),
+        target=target,
+        reached=len(passed),
+        bytes_to_target=statistics.fmean(p["bytes"] for p in passed) if passed else None,
+        rounds_to_target=statistics.fmean(p["round"] for p in passed) if passed else None,
+        rounds=statistics.fmean(summary["rounds"] for summary in summaries),
+        bytes_total=statistics.fmean(summary["bytes_up"] + summary["bytes_down"] for summary in summaries),
+        virtual_seconds=statistics.fmean(summary["virtual_seconds"] for summary in summaries),
+        mean_delay=statistics.fmean(summary["mean_delay"] for summary in summaries),
+        guarantee=all(summary["guarantee"] for summary in summaries),
+        guarantee_why=next((s["guarantee_why"] for s in summaries if not s["guarantee"]), first["guarantee_why"]),
+        compute=compute,
+    )
+
+
+def header(table: Sequence[Row]) -> list[str]:
+    """The names of the columns."""
+    metric = {"auc": "AUC", "accuracy": "accuracy", "loss": "loss"}[table[0].metric]
+    target = table[0].target
+    until = "" if target is None else f" until {_percent(target)}"
+    names = ["method", "epsilon", f"{metric}, refitted", f"{metric}, in loop"]
+    if until:
+        names += [f"MB{until}", f"rounds{until}"]
+    return [*names, "MB in all", "virtual s", "mean delay", "guarantee"]
+
+
+def cells(row: Row) -> list[str]:
+    """A row as words, one a column."""
+    words = [
+        row.method,
+        _epsilon(row.epsilon),
+        _figure(row.metric, row.refitted, row.refitted_spread, row.seeds),
+        # the head in the loop over untrained devices is not trained either
+        "-" if row.method == FROZEN else _figure(row.metric, row.in_loop, row.in_loop_spread, row.seeds),
+    ]
+    if row.target is not None:
+        words += [
+            _until(row, None if row.bytes_to_target is None else f"{row.bytes_to_target / 1e6:.1f}"),
+            _until(row, None if row.rounds_to_target is None else f"{row.rounds_to_target:.0f}"),
+        ]
+    return [
+        *words,
+        f"{row.bytes_total / 1e6:.1f}",
+        f"{row.virtual_seconds:.1f}",
+        f"{row.mean_delay:.2f}",
+        "yes" if row.guarantee else "no",
+    ]
+
+
+def ahead(table: Sequence[Row]) -> list[str]:
+    """A sentence for each rival that reached the target with fewer bytes than dpzv at the same epsilon."""
+    ours = {row.epsilon: row for row in table if row.method == "dpzv"}
+    sentences = []
+    for row in table:
+        dpzv = ours.get(row.epsilon)
+        if dpzv is None or row.method in ("dpzv", FROZEN) or row.bytes_to_target is None or row.target is None:
+            continue
+        if dpzv.bytes_to_target is not None and dpzv.bytes_to_target <= row.bytes_to_target:
+            continue
+        theirs = f"{row.bytes_to_target / 1e6:.1f} MB{_of(row)}"
+        if dpzv.bytes_to_target is None:
+            against = "dpzv never did"
+        else:
+            against = f"dpzv needed {dpzv.bytes_to_target / 1e6:.1f} MB{_of(dpzv)}"
+        sentences.append(
+            f"{row.method} reached {_percent(row.target)} with fewer bytes than dpzv at {_at(row.epsilon)}: "
+            f"{theirs}; {against}."
+        )
+    return sentences
+
+
+def footnotes(table: Sequence[Row], seeds: int, eval_every: int) -> list[str]:
+    """What the table cannot say in its cells: spread, seeds that are missing, compute, why nothing is guaranteed."""
+    lines = []
+    if seeds > 1:
+        lines.append(f"± is the standard deviation over {seeds} seeds.")
+    lines += [
+        f"{row.method} at {_at(row.epsilon)}: {row.seeds} of {seeds} seeds finished."
+        for row in table
+        if row.seeds < seeds
+    ]
+    if any(row.target is not None for row in table):
+        lines.append(
+            f"The target is looked for every {eval_every} rounds, with the head in the loop; "
+            "bytes include the first fill of the table."
+        )
+    charged = {row.method: row.compute for row in table if row.method != FROZEN}
+    lines.append(
+        "Compute charged for a batch, dpzv's two forwards being 1: "
+        + ", ".join(f"{method} {factor:g}" for method, factor in charged.items())
+        + "."
+    )
+    return lines + _reasons(table)
+
+
+def markdown(table: Sequence[Row], above: Sequence[str], below: Sequence[str]) -> str:
+    """The table for a page, with its sentences."""
+    lines = ["| " + " | ".join(words) + " |" for words in (header(table), *map(cells, table))]
+    lines.insert(1, "| " + " | ".join("---" for _ in header(table)) + " |")
+    blocks = [*above, "\n".join(lines), *below]
+    return "\n\n".join(blocks) + "\n"
+
+
+def plain(table: Sequence[Row]) -> str:
+    """The table as aligned text."""
+    lines = [header(table), *map(cells, table)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(word.ljust(width) for word, width in zip(words, widths, strict=True)).rstrip() for words in lines
+    )
+
+
+def _reasons(table: Sequence[Row]) -> list[str]:
+    """Why rows have no guarantee, one line a reason."""
+    rows_of: dict[str, list[Row]] = {}
+    for row in table:
+        if not row.guarantee:
+            rows_of.setdefault(row.guarantee_why.rstrip("."), []).append(row)
+    lines = []
+    for why, without in rows_of.items():
+        whole = {m for m in (row.method for row in without) if all(r in without for r in table if r.method == m)}
+        names = [row.method if row.method in whole else f"{row.method} at {_at(row.epsilon)}" for row in without]
+        lines.append(f"No guarantee for {', '.join(dict.fromkeys(names))}: {why}.")
+    return lines
+
+
+def _epsilon(epsilon: float | None) -> str:
+    """An epsilon in a cell."""
+    return "none" if epsilon is None else f"{epsilon:g}"
+
+
+def _at(epsilon: float | None) -> str:
+    return "no privacy" if epsilon is None else f"epsilon {epsilon:g}"
+
+
+def _spread(values: list[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:g} %"
+
+
+def _figure(metric: str, mean: float, spread: float, seeds: int) -> str:
+    scale, digits, unit = (100, 2, " %") if metric == "accuracy" else (1, 4, "")
+    deviation = f" ± {scale * spread:.{digits}f}" if seeds > 1 else ""
+    return f"{scale * mean:.{digits}f}{deviation}{unit}"
+
+
+def _of(row: Row) -> str:
+    return "" if row.reached == row.seeds else f" ({row.reached} of {row.seeds})"
+
+
+def _until(row: Row, text: str | None) -> str:
+    if row.method == FROZEN:
+        return "-"
+    return "never" if text is None else text + _of(row)

@@ -1,0 +1,280 @@
+"""What a device's work on one batch costs with each method, measured, for the virtual clock.
+
+`devices.compute` of a recipe is the time of DPZV's two forwards; another method's run gets it times a factor,
+measured by a few real rounds on the recipe's own networks and batch. The factors are kept in a file: a second
+call finds the same figures, and so the same runs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dpzv import config as configuration
+from dpzv.config import Config, Head, Noise, Privacy, Train
+from dpzv.errors import ConfigError, DpzvError
+from dpzv.runtime.grid import Job, State, Watch, config_hash, cores, jobs_that_fit
+from dpzv.runtime.record import write_atomically
+
+if TYPE_CHECKING:
+    from dpzv.data.dataset import Dataset
+    from dpzv.protocol.device import Device
+
+__all__ = ["Compute", "Cost", "charge", "charged", "prepare", "work_of"]
+
+REPEATS = 50
+"""Batches of each device that are timed at most, after one that is not."""
+
+ENOUGH = 0.5
+"""Seconds of timed work after which no further batch is begun, once there are `AT_LEAST` of them."""
+
+AT_LEAST = 5
+"""Batches of each device that are timed at least."""
+
+CONTEXT = 600_000_000
+"""Bytes of accelerator memory that a process takes before its first tensor."""
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """A device's work for one batch, and its factor over DPZV's with the recipe's settings."""
+
+    method: str
+    B: int
+    seconds: float
+    factor: float
+    D: int
+    M: int
+
+
+class Compute(msgspec.Struct, frozen=True):
+    """Costs by the hash of the work, what a run needs, and the threads it gets (0: not chosen yet)."""
+
+    costs: dict[str, Cost] = {}
+    run_bytes: int = 0  # the most memory that was measured
+    accelerator_share: float = 0.0  # of the accelerator's memory
+    threads: int = 0
+
+    def cost(self, config: Config) -> Cost:
+        """The cost of a configuration's work."""
+        return self.costs[config_hash(work_of(config))]
+
+
+def work_of(config: Config) -> Config:
+    """The part of a configuration that a device's work depends on, as a short run without privacy."""
+    train = config.train
+    return Config(
+        data=config.data,
+        devices=msgspec.structs.replace(config.devices, compute=0.01, bandwidth=12.5e6, latency=0.0),
+        train=Train(method=train.method, rounds=0, B=train.B, q=train.q, momentum=train.momentum),
+        head=Head(rule="frozen"),  # the server's work is not a device's
+        privacy=Privacy(epsilon=float("inf"), protects="labels", min_batch=config.privacy.min_batch),
+        noise=Noise(source="seeded"),
+        codec=config.codec,
+        runtime=config.runtime,
+    )
+
+
+def charged(config: Config, factor: float) -> Config:
+    """`config` with every `devices.compute` times `factor`."""
+    value = config.devices.compute
+    compute = tuple(_scaled(v, factor) for v in value) if isinstance(value, tuple) else _scaled(value, factor)
+    return msgspec.structs.replace(config, devices=msgspec.structs.replace(config.devices, compute=compute))
+
+
+def _scaled(compute: float | str, factor: float) -> float | str:
+    """Seconds, or ``"exponential SECONDS"``, times `factor`."""
+    if not isinstance(compute, str):
+        return float(f"{compute * factor:.6g}")
+    word, _, seconds = compute.partition(" ")
+    try:
+        return f"{word} {float(seconds) * factor:.6g}"
+    except ValueError:
+        raise ConfigError(f"devices.compute takes seconds or 'exponential SECONDS', got '{compute}'.") from None
+
+
+def charge(configs: Sequence[Config], base: Config, file: Path, watch: Watch) -> Compute | None:
+    """The costs of `configs` relative to `base`, from `file` as far as it knows them; `None` if stopped."""
+    known = msgspec.json.decode(file.read_bytes(), type=Compute) if file.exists() else Compute()
+    wanted = {config_hash(work): work for work in map(work_of, configs)}
+    new = {key: work for key, work in wanted.items() if key not in known.costs}
+    if not new:
+        return known
+    one = work_of(base)
+    measured = _in_a_child({config_hash(one): one, **new}, watch)
+    if measured is None:
+        return None
+    seconds = measured["seconds"]
+    costs = dict(known.costs)
+    for key, work in new.items():
+        factor = float(f"{seconds[key] / seconds[config_hash(one)]:.2g}")
+        costs[key] = Cost(work.train.method, work.train.B, seconds[key], factor, measured["D"], measured["M"])
+    compute = Compute(
+        costs,
+        max(known.run_bytes, measured["bytes"]),
+        max(known.accelerator_share, measured["accelerator_share"]),
+        known.threads,
+    )
+    _write(file, compute)
+    return compute
+
+
+def prepare(
+    cells: Mapping[str, Config], base: Config, out: Path, jobs: int, watch: Watch
+) -> tuple[list[Job], Compute, int] | None:
+    """The named configurations as jobs, charged and with their threads, the figures, and how many run at once.
+
+    `jobs` 0: as many as cores and memory allow. The threads of a run are chosen once and kept with the figures:
+    they belong to a run's hash, and a second call must find the runs of the first. `None` if stopped.
+    """
+    from dpzv.runtime.build import rounds_of
+
+    file = out / "compute.json"
+    compute = charge([config for config in cells.values() if config.train.rounds != 0], base, file, watch)
+    if compute is None:
+        return None
+    at_once = jobs or jobs_that_fit(compute.run_bytes, compute.accelerator_share, len(cells))
+    if not compute.threads:
+        compute = msgspec.structs.replace(compute, threads=max(1, cores() // at_once))
+        _write(file, compute)
+    made = []
+    for name, config in cells.items():
+        rounds = 0
+        if config.train.rounds != 0:
+            cost = compute.cost(config)
+            config, rounds = charged(config, cost.factor), rounds_of(config, cost.D, cost.M)
+        runtime = msgspec.structs.replace(config.runtime, threads=config.runtime.threads or compute.threads)
+        made.append(Job(name, msgspec.structs.replace(config, runtime=runtime), rounds))
+    return made, compute, at_once
+
+
+def _write(file: Path, compute: Compute) -> None:
+    """Keep the figures for the next call."""
+    write_atomically(file, msgspec.json.format(msgspec.json.encode(compute), indent=2) + b"\n")
+
+
+def _in_a_child(works: dict[str, Config], watch: Watch) -> dict[str, Any] | None:
+    """Measure in one process of its own, whose peak memory is that of a run; `None` if stopped."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    texts = {key: configuration.render(work) for key, work in works.items()}
+    child = context.Process(target=_measure, args=(sender, texts), daemon=True)
+    child.start()
+    sender.close()
+    try:
+        while not receiver.poll(0.1):
+            if not watch(State("measuring each method's compute")):
+                return None
+        answer: dict[str, Any] | DpzvError = receiver.recv()
+    except EOFError:
+        child.join()
+        raise DpzvError(f"measuring compute ended with exit code {child.exitcode}; memory may have run out.") from None
+    finally:
+        child.kill()
+        child.join()
+    if isinstance(answer, DpzvError):
+        raise answer
+    return answer
+
+
+def _measure(sender: Connection, texts: dict[str, str]) -> None:
+    """In the child: the seconds of each work, the data's D and M, and the peak memory."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    try:
+        works = {key: configuration.parse(msgspec.toml.decode(text)) for key, text in texts.items()}
+        sender.send(_costs(works))
+    except DpzvError as error:
+        sender.send(error)
+    except Exception as error:
+        sender.send(DpzvError(f"measuring compute: {type(error).__name__}: {error}; report it."))
+
+
+def _costs(works: dict[str, Config]) -> dict[str, Any]:
+    """Measure all works on the same data; what differs between them is the method and its settings."""
+    import torch
+
+    from dpzv.runtime.run import load_data
+
+    torch.set_num_threads(max(1, cores() // 2))  # threads that wait for each other's core would be timed too
+    data = load_data(next(iter(works.values())))
+    seconds = {key: _seconds(work, data) for key, work in works.items()}
+    share = 0.0
+    if any(work.runtime.accelerator == "cuda" for work in works.values()):
+        total = torch.cuda.get_device_properties(0).total_memory
+        share = (torch.cuda.max_memory_reserved() + CONTEXT) / total
+    return {
+        "seconds": seconds,
+        "D": len(data.y_train),
+        "M": len(data.x_train),
+        "bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "accelerator_share": share,
+    }
+
+
+def _seconds(config: Config, data: Dataset) -> float:
+    """Seconds of a device's upload and receive of one batch, averaged over devices.
+
+    Of each device's batches the fastest counts: whatever else the machine does can only make one slower.
+    """
+    from dpzv.runtime.build import assemble, plan_of
+    from dpzv.runtime.gate import Gate
+    from dpzv.runtime.networks import make_networks
+    from dpzv.runtime.record import RunFolder
+    from dpzv.runtime.run import make_ledger, make_noise
+    from dpzv.runtime.simulate import Simulation
+
+    D, M = len(data.y_train), len(data.x_train)
+    rounds = M * (1 + REPEATS)
+    config = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, rounds=rounds))
+    noise, plan = make_noise(config), plan_of(config, D, M)
+    parts = assemble(config, data, make_networks(config, data, plan, noise), plan, noise)
+    watches = [_Stopwatch(device, config.runtime.accelerator) for device in parts.devices]
+    with tempfile.TemporaryDirectory() as place:
+        folder = RunFolder.create(Path(place), configuration.render(config))
+        with make_ledger(config, data, plan, folder) as ledger, folder:
+            simulation = Simulation(config, data, parts, Gate(ledger, noise), folder, plan.T)
+            for repeat in range(1 + REPEATS):
+                if repeat > AT_LEAST and sum(sum(watch.laps) for watch in watches) > ENOUGH:
+                    break
+                for _ in range(M):
+                    simulation.round()
+    return statistics.fmean(min(watch.laps[1:]) for watch in watches)
+
+
+class _Stopwatch:
+    """Times a device's `upload` and `receive`: one lap a batch."""
+
+    def __init__(self, device: Device, accelerator: str) -> None:
+        self.laps: list[float] = []
+        self._accelerator = accelerator
+        # the device's own entries hide the methods of its class, for this one object
+        vars(device)["upload"] = self._timed(device.upload, new=True)
+        vars(device)["receive"] = self._timed(device.receive, new=False)
+
+    def _timed(self, method: Callable[..., Any], *, new: bool) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            self._wait()
+            begin = time.perf_counter()
+            answer = method(*arguments)
+            self._wait()
+            spent = time.perf_counter() - begin
+            self.laps.append(spent if new else self.laps.pop() + spent)
+            return answer
+
+        return timed
+
+    def _wait(self) -> None:
+        if self._accelerator == "cuda":
+            import torch
+
+            torch.cuda.synchronize()  # kernels run on after a call returns

@@ -1,0 +1,218 @@
+"""Many runs, each a process of its own and kept by the hash of its configuration: none runs twice.
+
+OUT/compute.json                  what the virtual clock charges, see `charge`
+OUT/runs/NAME-HASH/               one run folder each; `summary.json` in it means finished
+OUT/runs/NAME-HASH.toml           the configuration it was started with
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Self
+
+import msgspec
+
+from dpzv import config as configuration
+from dpzv.config import Config, Runtime, Tree
+from dpzv.runtime.record import write_atomically
+
+__all__ = ["Failure", "Job", "State", "Watch", "config_hash", "cores", "jobs_that_fit", "layered", "run"]
+
+POLL = 0.1
+"""Seconds between two looks at the children."""
+
+PATIENCE = 600.0
+"""Seconds a stopped child gets to finish its round and write a checkpoint."""
+
+GENEROUS = 1.5
+"""A run may need this much more memory than was measured over its first rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of a grid: its name without the hash, its configuration and its T."""
+
+    name: str
+    config: Config
+    rounds: int
+
+    @property
+    def key(self) -> str:
+        """The name of its folder."""
+        return f"{self.name}-{config_hash(self.config)[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How far a grid is, over all its runs."""
+
+    stage: str
+    rounds: int = 0
+    rounds_total: int = 0
+    runs: int = 0
+    runs_total: int = 0
+    failed: int = 0
+
+
+Watch = Callable[[State], bool]
+"""Called several times a second; returning false stops the children, resumable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A run that ended without a summary: its name, its exit code and why, in a sentence."""
+
+    name: str
+    code: int
+    sentence: str
+
+
+def config_hash(config: Config) -> str:
+    """sha256 of what a run's result depends on: not of where files lie nor of how often it is saved.
+
+    The accelerator and the number of threads stay in, since they change the order of floating-point sums.
+    """
+    plain = msgspec.structs.replace(
+        config,
+        recipe="",
+        data=msgspec.structs.replace(config.data, path=""),
+        table=msgspec.structs.replace(config.table, path=""),
+        runtime=msgspec.structs.replace(config.runtime, checkpoint_seconds=Runtime().checkpoint_seconds),
+    )
+    return hashlib.sha256(configuration.render(plain).encode()).hexdigest()
+
+
+def layered(tree: Tree, settings: Mapping[str, Any], method: str, changes: Sequence[Tree]) -> Tree:
+    """A recipe's tree, then the settings of all methods, then those of `method`, then `changes`."""
+    for part in (settings.get("all", {}), settings.get(method, {}), *changes):
+        tree = configuration.merge(tree, part)
+    return tree
+
+
+def jobs_that_fit(run_bytes: int, accelerator_share: float, runs: int) -> int:
+    """How many runs fit beside each other: one a core, as long as memory lasts."""
+    available = run_bytes * runs
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                available = 1024 * int(line.split()[1])
+    in_memory = int(available / (GENEROUS * max(run_bytes, 1)))
+    on_accelerator = int(1 / (GENEROUS * accelerator_share)) if accelerator_share else runs
+    return max(1, min(cores(), runs, in_memory, on_accelerator))
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def run(jobs: Sequence[Job], out: Path, at_once: int, watch: Watch) -> list[Failure] | None:
+    """Run all jobs that are not finished, `at_once` at a time; `None` if `watch` stopped them (resumable)."""
+    unique = {job.key: job for job in jobs}
+    waiting = [job for key, job in unique.items() if not (out / "runs" / key / "summary.json").exists()]
+    total = sum(job.rounds for job in unique.values())
+    rounds = total - sum(job.rounds for job in waiting)
+    runs = len(unique) - len(waiting)
+    running: list[_Child] = []
+    failures: dict[str, Failure] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                running.append(_Child.start(waiting.pop(0), out / "runs"))
+            for child in [child for child in running if child.process.poll() is not None]:
+                running.remove(child)
+                failure = child.ended()
+                rounds += child.job.rounds
+                runs += 1
+                if failure:
+                    failures[child.job.key] = failure
+            done = rounds + sum(child.rounds() for child in running)
+            if not watch(State("rounds", done, total, runs, len(unique), len(failures))):
+                _stop(running)
+                return None
+            time.sleep(POLL)
+    finally:
+        for child in running:
+            child.end()
+    return [failures[key] for key in unique if key in failures]
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """A run in a process of its own, and the file its standard error goes to."""
+
+    job: Job
+    folder: Path
+    process: subprocess.Popen[bytes]
+    errors: IO[bytes]
+
+    @classmethod
+    def start(cls, job: Job, runs: Path) -> Self:
+        """Start a run, or resume it where it was begun before."""
+        folder, file = runs / job.key, runs / f"{job.key}.toml"
+        if (folder / "config.toml").exists():
+            arguments = ["resume", str(folder)]
+        else:
+            write_atomically(file, configuration.render(job.config).encode())
+            arguments = ["train", str(file), "--out", str(folder)]
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the child)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dpzv", *arguments, "--quiet"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which stops each child once
+        )
+        return cls(job, folder, process, errors)
+
+    def rounds(self) -> int:
+        """Rounds done, as of the last line of metrics."""
+        try:
+            with (self.folder / "metrics.jsonl").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+                line = file.read().split(b"\n")[-2]
+            return int(msgspec.json.decode(line)["round"])
+        except (FileNotFoundError, IndexError, msgspec.DecodeError):
+            return 0
+
+    def ended(self) -> Failure | None:
+        """Why a child that ended has no summary, or `None` if it has one."""
+        code = self.process.returncode
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        self.errors.close()
+        if (self.folder / "summary.json").exists():
+            return None
+        if code < 0:
+            name = signal.Signals(-code).name
+            return Failure(self.job.name, 1, f"ended by {name}; if memory ran out, go on with a smaller --jobs.")
+        sentence = lines[-1].removeprefix("dpzv: ") if lines else f"ended with exit code {code} and without a summary."
+        return Failure(self.job.name, code or 1, sentence)
+
+    def end(self) -> None:
+        """Kill a child that is still there."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.errors.close()
+
+
+def _stop(running: list[_Child]) -> None:
+    """Ask each child once to write a checkpoint and end, and wait for it."""
+    for child in running:
+        child.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + PATIENCE
+    for child in running:
+        try:
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.end()

@@ -1,0 +1,79 @@
+"""Drawing trials: for every method the same number of settings, from its own lists of values, none twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from dpzv.config import Tree, keys
+from dpzv.errors import ConfigError
+from dpzv.rng import numpy_generator
+from dpzv.validate import nearest
+
+__all__ = ["draw", "settings_text", "space_of", "tree_of"]
+
+Space = dict[str, list[Any]]
+"""`section.key` and the values it may take."""
+
+
+def space_of(spaces: Mapping[str, Any], method: str) -> Space:
+    """The section of `method` in a space file: ``"train.eta_m" = [0.01, 0.03]``, the key quoted or not."""
+    section = spaces.get(method)
+    if not isinstance(section, Mapping) or not section:
+        raise ConfigError(f"the space has no section for {method}; write [{method}] with lists of values.")
+    space: Space = {}
+    for name, value in section.items():
+        inner = value if isinstance(value, Mapping) else None
+        space |= {f"{name}.{key}": values for key, values in inner.items()} if inner is not None else {name: value}
+    for key, values in space.items():
+        if key not in keys():
+            raise ConfigError(f"the key '{key}' of the space of {method} is not known; {nearest(key, keys())}")
+        if not isinstance(values, list) or not values or any(values.count(value) > 1 for value in values):
+            raise ConfigError(f"{key} of the space of {method} must be a list of different values, got {values!r}.")
+    return space
+
+
+def draw(space: Space, trials: int, method: str, seed: int = 0) -> list[dict[str, Any]]:
+    """`trials` different settings, each with one value a key; the same ones for the same seed."""
+    lengths = [len(values) for values in space.values()]
+    size = math.prod(lengths)
+    if size < trials:
+        raise ConfigError(
+            f"the space of {method} holds {size} settings, fewer than {trials} trials; add values or lower --trials, "
+            "since every method gets the same number."
+        )
+    chosen = numpy_generator(seed, "trials", method).choice(size, trials, replace=False)
+    return [_setting(space, int(number)) for number in chosen]
+
+
+def _setting(space: Space, number: int) -> dict[str, Any]:
+    """The setting whose digits, in a number system with one base a key, are `number`."""
+    setting = {}
+    for key, values in space.items():
+        number, place = divmod(number, len(values))
+        setting[key] = values[place]
+    return setting
+
+
+def tree_of(setting: Mapping[str, Any]) -> Tree:
+    """``{"train.eta_m": 0.01}`` as sections."""
+    tree: Tree = {}
+    for key, value in setting.items():
+        section, _, field = key.partition(".")
+        tree.setdefault(section, {})[field] = value
+    return tree
+
+
+def settings_text(title: str, settings: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
+    """A settings file: `settings` with a reason on every line, by ``method.section.key``."""
+    lines = [f"# {title}"]
+    for name, sections in settings.items():
+        for section, values in sections.items():
+            lines += ["", f"[{name}.{section}]"]
+            for key, value in values.items():
+                text = msgspec.toml.encode({key: value}).decode().replace("\n", " ").strip()
+                lines.append(f"{text}  # {reasons.get(f'{name}.{section}.{key}', 'not searched')}")
+    return "\n".join(lines) + "\n"

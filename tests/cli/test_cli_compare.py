@@ -1,0 +1,192 @@
+"""`dpzv compare` and `dpzv tune` with real runs in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+ROUNDS = 400
+SHORT = [
+    "noise.source=seeded",
+    "runtime.threads=1",
+    f"train.rounds={ROUNDS}",
+    "train.B=128",
+    "train.eval_every=50",
+    "train.target=[0.01]",
+    "head.final=private",  # a refit takes Adam, whose import costs each of these processes seconds
+]
+SETS = [part for setting in SHORT for part in ("--set", setting)]
+COMPARE = ["compare", "digits", "--methods", "dpzv", "--epsilon", "5", "--seeds", "2", "--accounting", "paper", *SETS]
+
+
+def dpzv(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own."""
+    command = [sys.executable, "-m", "dpzv", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+def summaries(out: Path, start: str) -> list[dict[str, Any]]:
+    """The summaries of the runs whose name begins so, by seed."""
+    return [json.loads(file.read_text()) for file in sorted(out.glob(f"runs/{start}*/summary.json"))]
+
+
+def stamps(out: Path) -> dict[str, int]:
+    """When each run wrote its summary."""
+    return {file.parent.name: file.stat().st_mtime_ns for file in out.glob("runs/*/summary.json")}
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """What Ctrl-C left of a comparison: exit code, words, and when each run that was begun wrote its config."""
+
+    code: int
+    told: str
+    unfinished: dict[str, int]
+    locks: list[Path]
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Interrupted]:
+    """The folder of a comparison that was interrupted once and then finished by the same command."""
+    folder = tmp_path_factory.mktemp("compared")
+    out, arguments = folder / "out", [*COMPARE, "--jobs", "2", "--out", "out"]
+    first = subprocess.Popen([sys.executable, "-m", "dpzv", *arguments], cwd=folder, stderr=subprocess.PIPE, text=True)
+    while not list(out.glob("runs/dpzv-*/checkpoint/")):
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.01)
+    first.send_signal(signal.SIGINT)
+    _, told = first.communicate(timeout=60)
+    begun = {file.parent.name: file.stat().st_mtime_ns for file in out.glob("runs/*/config.toml")}
+    unfinished = {name: at for name, at in begun.items() if name not in stamps(out)}
+    interrupted = Interrupted(first.returncode, told, unfinished, list(out.glob("runs/*/*.lock")))
+    done = dpzv(folder, *arguments)
+    assert done.returncode == 0, done.stderr
+    (out / "printed.txt").write_text(done.stdout)
+    return out, interrupted
+
+
+@pytest.fixture(scope="module")
+def compared(comparison: tuple[Path, Interrupted]) -> Path:
+    """The folder of a finished comparison, with what was printed in it."""
+    return comparison[0]
+
+
+def test_ctrl_c_stops_the_children_and_the_same_command_goes_on(comparison: tuple[Path, Interrupted]) -> None:
+    out, interrupted = comparison
+    assert interrupted.code == 130
+    assert "same command again" in interrupted.told
+    assert interrupted.unfinished
+    assert interrupted.locks == []  # the children are gone
+    for name, begun in interrupted.unfinished.items():
+        assert (out / "runs" / name / "config.toml").stat().st_mtime_ns == begun  # resumed, not begun again
+        assert json.loads((out / "runs" / name / "summary.json").read_text())["rounds"] == ROUNDS
+
+
+def test_the_table_holds_the_means_of_the_summaries(compared: Path) -> None:
+    rows = {row["method"]: row for row in json.loads((compared / "table.json").read_text())["rows"]}
+    assert list(rows) == ["frozen", "dpzv"]
+    for method, row in rows.items():
+        runs = summaries(compared, method)
+        assert [run["seed"] for run in runs] == [0, 1]
+        accuracy = [run["test_accuracy"] for run in runs]
+        in_loop = [run["private_head"]["test_accuracy"] for run in runs]
+        assert row["refitted"] == pytest.approx(statistics.fmean(accuracy))
+        assert row["refitted_spread"] == pytest.approx(statistics.stdev(accuracy))
+        assert row["in_loop"] == pytest.approx(statistics.fmean(in_loop))
+        assert row["bytes_total"] == statistics.fmean(run["bytes_up"] + run["bytes_down"] for run in runs)
+        assert row["virtual_seconds"] == pytest.approx(statistics.fmean(run["virtual_seconds"] for run in runs))
+        if method != "frozen":
+            passed = [run["targets"]["0.01"]["bytes"] for run in runs]
+            assert row["bytes_to_target"] == statistics.fmean(passed)
+            assert row["rounds"] == ROUNDS
+    printed = (compared / "printed.txt").read_text()
+    assert f"{100 * rows['dpzv']['refitted']:.2f} ± " in printed
+    assert "No guarantee for" in printed
+    assert "| dpzv | 5 | " in (compared / "table.md").read_text()
+    assert (compared / "figure.png").stat().st_size > 10_000
+
+
+def test_a_second_call_runs_nothing_again_and_a_failing_run_does_not_stop_the_others(
+    compared: Path, cli: Cli, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(compared, out)
+    before = stamps(out)
+    assert len(before) == 4
+    again = cli(*COMPARE, "--out", "out", "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout) == json.loads((compared / "table.json").read_text())
+    assert stamps(out) == before
+
+    (broken,) = out.glob("runs/dpzv-eps5-seed0-*/")
+    (gone,) = out.glob("runs/frozen-seed1-*/")
+    shutil.rmtree(gone)
+    (broken / "summary.json").unlink()
+    (broken / "ledger.sqlite").unlink()  # a resumed run without its ledger is refused
+    failed = cli(*COMPARE, "--out", "out")
+    assert failed.returncode == 4, failed.stderr
+    assert "dpzv: dpzv-eps5-seed0 failed: " in failed.stderr
+    assert "ledger" in failed.stderr.splitlines()[-1]
+    assert (gone / "summary.json").exists()
+    assert "dpzv at epsilon 5: 1 of 2 seeds finished." in failed.stdout
+
+
+def test_tuning_charges_and_tries_each_method_and_keeps_the_best(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "space.toml").write_text(
+        '[dpzv]\n"train.eta_m" = [0.001, 0.003, 0.01]\n[vafl]\ntrain.eta_m = [0.1, 0.3]\n'
+    )
+    common = ["--epsilon", "5", "--accounting", "paper", "--methods", "dpzv,vafl", *SETS, "--set", "train.rounds=4"]
+    done = cli("tune", "digits", "--trials", "1", "--space", "space.toml", "--out", "out", *common, "--json")
+    assert done.returncode == 0, done.stderr
+    trials = [json.loads(line) for line in (tmp_path / "out" / "trials.jsonl").read_text().splitlines()]
+    assert json.loads(done.stdout) == trials
+    assert [(trial["method"], trial["number"]) for trial in trials] == [("dpzv", 1), ("vafl", 1)]
+    for trial in trials:
+        (run,) = tmp_path.glob(f"out/runs/{trial['method']}-*-{trial['config_hash'][:12]}/summary.json")
+        summary = json.loads(run.read_text())
+        assert trial["refitted"] == summary["test_accuracy"]
+        assert trial["score"] == summary["private_head"]["test_accuracy"]
+        assert summary["data"]["records"] == 1294  # a tenth of 1,438 judges the trial
+        assert summary["method"] == trial["method"]
+    best = (tmp_path / "out" / "best.toml").read_text()
+    assert f"eta_m = {trials[1]['settings']['train.eta_m']}  # trial 1, the best of 1" in best
+    assert 'where = "uplink"' in best
+    costs = json.loads((tmp_path / "out" / "compute.json").read_text())["costs"].values()
+    factors = {cost["method"]: cost["factor"] for cost in costs}
+    assert factors["dpzv"] == 1
+    (file,) = tmp_path.glob("out/runs/vafl-*.toml")
+    assert tomllib.loads(file.read_text())["devices"]["compute"] == pytest.approx(0.01 * factors["vafl"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["compare", "digits", "--methods", "vaffl"], ["vaffl", "'vafl'"]),
+        (["compare", "digits", "--epsilon", "one"], ["--epsilon", "one"]),
+        (["compare", "digits", "--epsilon", "0"], ["--epsilon", "above 0"]),
+        (["compare", "digits", "--settings", "none.toml"], ["none.toml", "does not exist"]),
+        (["compare", "digits", "--set", "train.roundz=3"], ["'train.rounds'"]),
+        (["tune", "digits", "--space", "none.toml"], ["none.toml", "does not exist"]),
+    ],
+)
+def test_bad_input_is_one_sentence_and_starts_nothing(
+    cli: Cli, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    done = cli(*arguments)
+    assert done.returncode == 2, done.stderr
+    (sentence,) = done.stderr.strip().splitlines()
+    assert all(word in sentence for word in words)
+    assert list(tmp_path.iterdir()) == []

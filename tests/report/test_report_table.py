@@ -1,0 +1,127 @@
+"""Rows from records by hand-computed figures, what stands above and below a table, and the figure as a file."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpzv.report import figure, table
+from dpzv.report.records import FROZEN, Record, headline
+
+
+def record(
+    method: str, epsilon: float | None, seed: int, accuracy: float, reached: int | None = None, **changes: Any
+) -> Record:
+    """A run with the given test accuracy that passed 90 % after `reached` bytes."""
+    metrics = {"test_accuracy": accuracy, "test_auc": None, "test_loss": 0.5}
+    summary = {
+        **metrics,
+        "private_head": {**metrics, "test_accuracy": accuracy - 0.01},
+        "targets": {} if reached is None else {"0.9": {"round": reached // 1000, "bytes": reached}},
+        "rounds": 100,
+        "bytes_up": 7_000_000,
+        "bytes_down": 1_000_000 + seed,
+        "virtual_seconds": 2.0 + seed,
+        "mean_delay": 1.5,
+        "guarantee": False,
+        "guarantee_why": "the noise is seeded",
+        **changes,
+    }
+    lines = [{"round": t, "bytes_up": 1000 * t, "bytes_down": t, **metrics} for t in (0, 50, 100)]
+    return Record(method, epsilon, seed, summary, lines)
+
+
+RECORDS = [
+    record(FROZEN, 0.0, 0, 0.85, rounds=0),
+    record("dpzv", 1.0, 0, 0.95, 4_000_000),
+    record("dpzv", 1.0, 1, 0.93, 6_000_000),
+    record("dpzv", 1.0, 2, 0.97, 5_000_000),
+    record("vafl", 1.0, 0, 0.91, 3_000_000),
+    record("vafl", 1.0, 1, 0.89),
+    record("vafl", 1.0, 2, 0.9, 2_000_000),
+    record("zoo-vfl", 1.0, 0, 0.5),
+    record("zoo-vfl", None, 0, 0.5, guarantee_why="no privacy was asked for"),
+]
+
+
+def test_means_spreads_and_targets_are_those_computed_by_hand() -> None:
+    frozen, dpzv, vafl, zoo, _ = table.rows(RECORDS, 0.9, {"vafl": 1.4})
+    assert (dpzv.seeds, dpzv.reached, vafl.reached, zoo.reached, frozen.reached) == (3, 3, 2, 0, 0)
+    assert dpzv.refitted == pytest.approx(0.95)
+    assert dpzv.refitted_spread == pytest.approx(0.02)  # sqrt((0 + 0.02^2 + 0.02^2) / 2)
+    assert dpzv.in_loop == pytest.approx(0.94)
+    assert dpzv.bytes_to_target == pytest.approx(5_000_000)
+    assert dpzv.rounds_to_target == pytest.approx(5000)
+    assert vafl.bytes_to_target == pytest.approx(2_500_000)
+    assert zoo.bytes_to_target is None
+    assert dpzv.bytes_total == 8_000_001
+    assert dpzv.virtual_seconds == 3.0
+    assert (dpzv.compute, vafl.compute) == (1.0, 1.4)
+    assert zoo.refitted_spread == 0
+
+
+def test_cells_say_in_words_what_was_reached() -> None:
+    frozen, dpzv, vafl, zoo, none = map(table.cells, table.rows(RECORDS, 0.9, {}))
+    assert dpzv == ["dpzv", "1", "95.00 ± 2.00 %", "94.00 ± 2.00 %", "5.0", "5000", "8.0", "3.0", "1.50", "no"]
+    assert vafl[4:6] == ["2.5 (2 of 3)", "2500 (2 of 3)"]
+    assert zoo[2:6] == ["50.00 %", "49.00 %", "never", "never"]
+    assert none[1] == "none"
+    assert frozen[:6] == ["frozen", "0", "85.00 %", "-", "-", "-"]
+
+
+def test_a_rival_with_fewer_bytes_is_named_first() -> None:
+    rows = table.rows(RECORDS, 0.9, {})
+    (sentence,) = table.ahead(rows)
+    assert sentence.startswith("vafl reached 90 % with fewer bytes than dpzv at epsilon 1: 2.5 MB (2 of 3)")
+    assert "dpzv needed 5.0 MB" in sentence
+    assert table.markdown(rows, [sentence], ["below"]).startswith(sentence)
+    slower = [r for r in RECORDS if r.method != "vafl"] + [record("vafl", 1.0, 0, 0.95, 5_000_001)]
+    assert table.ahead(table.rows(slower, 0.9, {})) == []
+    never = [record("dpzv", 1.0, 0, 0.5), record("vafl", 1.0, 0, 0.95, 9), record("vafl", 2.0, 0, 0.95, 9)]
+    (sentence,) = table.ahead(table.rows(never, 0.9, {}))
+    assert "dpzv never did" in sentence
+
+
+def test_the_notes_name_missing_seeds_compute_and_each_reason_once() -> None:
+    notes = table.footnotes(table.rows(RECORDS, 0.9, {"vafl": 1.4}), 3, 100)
+    assert "zoo-vfl at epsilon 1: 1 of 3 seeds finished." in notes
+    assert "zoo-vfl at no privacy: 1 of 3 seeds finished." in notes
+    assert any("dpzv 1, vafl 1.4, zoo-vfl 1." in note for note in notes)
+    assert "No guarantee for frozen, dpzv, vafl, zoo-vfl at epsilon 1: the noise is seeded." in notes
+    assert "No guarantee for zoo-vfl at no privacy: no privacy was asked for." in notes
+
+
+def test_plain_text_is_aligned_and_markdown_has_as_many_cells_as_columns() -> None:
+    rows = table.rows(RECORDS, 0.9, {})
+    lines = table.plain(rows).splitlines()
+    assert len(lines) == 1 + len(rows)
+    assert {line[lines[0].index("epsilon") - 1] for line in lines} == {" "}
+    marks = [line.count("|") for line in table.markdown(rows, [], []).strip().splitlines()]
+    assert marks == [len(table.header(rows)) + 1] * (2 + len(rows))
+
+
+def test_without_a_target_there_are_no_columns_for_it() -> None:
+    rows = table.rows(RECORDS, None, {})
+    assert not any("until" in name for name in table.header(rows))
+    assert len(table.cells(rows[1])) == len(table.header(rows)) == 8
+    assert table.ahead(rows) == []
+
+
+def test_the_headline_is_auc_then_accuracy_then_loss() -> None:
+    values = {"test_auc": 0.7, "test_accuracy": 0.8, "test_loss": 0.3}
+    assert headline(values) == ("auc", 0.7)
+    assert headline({**values, "test_auc": None}) == ("accuracy", 0.8)
+    assert headline({**values, "test_auc": None, "test_accuracy": None}) == ("loss", 0.3)
+    rows = table.rows([record("dpzv", 1.0, seed, 0.9, test_auc=0.7 + seed / 10) for seed in (0, 1)], None, {})
+    assert table.cells(rows[0])[2] == f"0.7500 ± {statistics.stdev([0.7, 0.8]):.4f}"
+
+
+def test_the_figure_is_a_png_of_its_own_size(tmp_path: Path) -> None:
+    figure.draw(RECORDS, 0.9, "digits, paper accounting", tmp_path / "figure.png")
+    data = (tmp_path / "figure.png").read_bytes()
+    assert data.startswith(b"\x89PNG")
+    width, height = int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
+    assert (width, height) == (1280, 720)
