@@ -128,10 +128,20 @@ class Table(Section, frozen=True):
     path: str = ""  # a file to map the table into, for tables larger than memory
 
 
+class Network(Section, frozen=True):
+    """Devices as processes of their own owners (`dpzv server`, `dpzv device`)."""
+
+    devices: tuple[str, ...] = ()  # the names in their certificates; the first is device 1
+    order: Literal["arrival", "turns"] = "arrival"  # turns: in the order of their numbers, as a simulation would
+    max_delay: int = 0  # rounds that a device may be behind before the others wait for it; 0: any
+    late: Literal["wait", "stop"] = "wait"  # what happens when a device stays away longer than `patience`
+    patience: float = 3600.0  # s that a run waits for a device it cannot go on without
+
+
 class Runtime(Section, frozen=True):
     """Where the run happens."""
 
-    kind: Literal["simulate"] = "simulate"
+    kind: Literal["simulate", "network"] = "simulate"
     accelerator: Literal["cpu", "cuda"] = "cpu"
     threads: int = 0  # 0: as many as the machine has cores
     checkpoint_seconds: float = 30.0  # between two checkpoints; what a crash may cost
@@ -149,6 +159,7 @@ class Config(Section, frozen=True):
     noise: Noise = Noise()
     codec: Codec = Codec()
     table: Table = Table()
+    network: Network = Network()
     runtime: Runtime = Runtime()
 
 
@@ -240,6 +251,7 @@ def check(config: Config) -> None:
         ("head.refit_batch", head.refit_batch, 1),
         ("privacy.min_batch", privacy.min_batch, 1),
         ("data.tokens", config.data.tokens, 1),
+        ("network.max_delay", config.network.max_delay, 0),
         ("runtime.threads", config.runtime.threads, 0),
     ):
         if value is not None:
@@ -258,6 +270,7 @@ def check(config: Config) -> None:
         ("devices.embedding", config.devices.embedding),
         ("devices.hidden", config.devices.hidden),
         ("devices.R", config.devices.R),
+        ("network.patience", config.network.patience),
         ("runtime.checkpoint_seconds", config.runtime.checkpoint_seconds),
     ):
         for number in values if isinstance(values, tuple) else (values,):

@@ -13,7 +13,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 LEVELS = [
     {"cli", "__main__"},
     {"report"},
-    {"attacks", "federation"},
+    {"attacks", "federation", "network"},
     {"runtime"},
     {"config"},
     {"recipes"},

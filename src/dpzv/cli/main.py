@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dpzv import __version__
-from dpzv.cli import audit, compare, data, privacy, recipes, train, tune
+from dpzv.cli import audit, compare, data, keys, privacy, recipes, train, tune
 from dpzv.errors import DpzvError
 
 __all__ = ["app", "main"]
@@ -29,6 +29,7 @@ app.command("tune")(tune.tune)
 app.command("recipes")(recipes.recipes)
 app.command("audit")(audit.audit)
 app.add_typer(data.app, name="data")
+app.add_typer(keys.app, name="keys")
 app.add_typer(privacy.app, name="privacy")
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
@@ -161,6 +161,15 @@ class Ledger:
                 "a repeated round must repeat its frame: resume from the run's own checkpoint."
             )
         return np.frombuffer(row[0], "<f8")
+
+    def released(self) -> Iterator[tuple[int, int, int, NDArray[np.float64], bytes]]:
+        """(t, m, position, Delta, frame_sha256) of every release, in order: what a device may be sent again."""
+        with plain_errors(self._path), self._disk:
+            self.flush()
+            query = "SELECT t, m, position, Delta, frame_sha256 FROM releases ORDER BY t"
+            rows = self._connection.execute(query).fetchall()
+        for t, m, position, Delta, frame_sha256 in rows:
+            yield t, m, position, np.frombuffer(Delta, "<f8"), frame_sha256
 
     def past_cap(self, event: ReleaseEvent) -> NDArray[np.bool_]:
         """Which records of the event's batch, in schedule order, are past their cap and must contribute 0."""

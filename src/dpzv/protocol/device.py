@@ -30,7 +30,7 @@ class Device:
         self.rule = rule
         self.position = 0
         self._x_train, self._x_test, self._schedule = x_train, x_test, schedule
-        self._waiting = False
+        self.waiting = False
 
     def fill(self) -> Iterator[Fill]:
         """The embeddings of all train records under the present w_m, in chunks."""
@@ -50,16 +50,21 @@ class Device:
         """The embeddings of the next batch; the same ones again until its release is received."""
         ids = torch.from_numpy(self._schedule.ids(self.position)).to(self._x_train.device)
         h = self.rule.embeddings(self.features(ids), self.position)
-        self._waiting = True
+        self.waiting = True
         return Embeddings(self.m, self.position, h)
+
+    def replay(self, release: Release) -> None:
+        """Apply a release to a batch that was uploaded in an earlier life of this device."""
+        self.upload()
+        self.receive(release)
 
     def receive(self, release: Release) -> None:
         """Apply the release of the batch that was uploaded last."""
-        if not self._waiting or (release.m, release.position) != (self.m, self.position):
+        if not self.waiting or (release.m, release.position) != (self.m, self.position):
             raise PeerError(
                 f"device {self.m} expected the release of its batch {self.position}, got one for batch "
                 f"{release.position} of device {release.m}; the server is closed."
             )
         self.rule.update(release.Delta, position=release.position, t=release.t)
         self.position += 1
-        self._waiting = False
+        self.waiting = False

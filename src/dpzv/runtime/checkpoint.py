@@ -69,8 +69,8 @@ def save(path: Path, devices: list[Device], server: Server, progress: Progress) 
 
 
 @torch.no_grad()
-def load(path: Path, devices: list[Device], server: Server, clock: VirtualClock) -> Progress:
-    """Put devices, server and clock back to where the checkpoint was taken."""
+def load(path: Path, devices: list[Device], server: Server, clock: VirtualClock | None) -> Progress:
+    """Put devices, server and clock back to where the checkpoint was taken; a real network has none of the others."""
     with _readable(path), safetensors.safe_open(path, "pt") as file:
         progress = _progress(file.metadata())
         for name, tensor in _tensors(devices, server).items():
@@ -79,7 +79,8 @@ def load(path: Path, devices: list[Device], server: Server, clock: VirtualClock)
     server.positions, server.times = list(progress.positions), list(progress.times)
     for device in devices:
         device.position = progress.positions[device.m - 1]
-    clock.restore(progress.clock)
+    if clock is not None:
+        clock.restore(progress.clock)
     return progress
 
 

@@ -32,6 +32,12 @@ class Gate:
 
     def release(self, pending: Pending, frame_sha256: bytes) -> Release:
         """Admit, noise and store round `t`; what was stored before a crash is returned as it was."""
+        release = self.submit(pending, frame_sha256)
+        self.ledger.wait(release.t)
+        return release
+
+    def submit(self, pending: Pending, frame_sha256: bytes) -> Release:
+        """As `release`, but the value may be sent only once `ledger.wait(t)` has returned."""
         event = self._event(pending.t, pending.m, pending.position, pending.B)
         if pending.divisor != (1 if event.per_record else pending.B):
             raise PrivacyRefused(
@@ -49,7 +55,7 @@ class Gate:
                 t=pending.t,
                 m=pending.m,
             )
-            self.ledger.write(event, Delta, frame_sha256)
+            self.ledger.submit(event, Delta, frame_sha256)
         return Release(pending.t, pending.m, pending.position, Delta)
 
     def head_steps(self, t: int) -> int:

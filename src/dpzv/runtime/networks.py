@@ -28,7 +28,7 @@ from dpzv.privacy.plan import PrivacyPlan, start_event
 from dpzv.rng import torch_generator
 from dpzv.terms import ModelName, StartName
 
-__all__ = ["load_head", "make_networks"]
+__all__ = ["load_head", "make_network", "make_networks"]
 
 STRIP_COLUMNS = 28  # the cnn's strips are rows of 28 pixels, as in mnist
 C_START = 1.0  # the public constant appended to each row before dp-pca
@@ -36,37 +36,34 @@ FLOOR = 1e-3  # public floor of dp-pca's eigenvalues, in units of one record's s
 
 
 def make_networks(config: Config, data: Dataset, plan: PrivacyPlan, noise: NoiseSource) -> list[torch.nn.Module]:
-    """One network a device, with its start; a dp-pca start uses the plan's noise.
+    """One network a device, with its start; a dp-pca start uses the plan's noise."""
+    return [make_network(config, m, x, plan, noise) for m, x in enumerate(data.x_train, 1)]
 
-    Only the parameters of `devices.last_layers` are trainable in it.
-    """
-    M, devices = len(data.x_train), config.devices
+
+def make_network(config: Config, m: int, x: NDArray[Any], plan: PrivacyPlan, noise: NoiseSource) -> torch.nn.Module:
+    """Device m's network for its train features `x` [D, d_m]; only `devices.last_layers` are trainable in it."""
+    devices, M, i = config.devices, plan.M, m - 1
     models: tuple[ModelName, ...] = per_device("devices.model", devices.model, M)
     starts: tuple[StartName, ...] = per_device("devices.start", devices.start, M)
-    widths = per_device("devices.embedding", devices.embedding, M)
-    hiddens = per_device("devices.hidden", devices.hidden, M)
-    radii = per_device("devices.R", devices.R, M)
-    files = per_device("devices.weights", devices.weights, M)
-    lasts = per_device("devices.last_layers", devices.last_layers, M)
-    networks: list[torch.nn.Module] = []
-    for i, (model, start, x) in enumerate(zip(models, starts, data.x_train, strict=True)):
-        generator = torch_generator(config.train.seed, "start", i + 1)
-        if model == "bert":
-            network: torch.nn.Module = _text(start, config.data.encoder, x.shape[1], widths[i], generator)
+    model, start = models[i], starts[i]
+    width = per_device("devices.embedding", devices.embedding, M)[i]
+    generator = torch_generator(config.train.seed, "start", m)
+    if model == "bert":
+        network: torch.nn.Module = _text(start, config.data.encoder, x.shape[1], width, generator)
+    else:
+        hidden = per_device("devices.hidden", devices.hidden, M)[i]
+        network = _network(model, start, x.shape[1], hidden, width, generator)
+    if start in ("pca", "dp-pca"):
+        if not isinstance(network, torch.nn.Linear):
+            raise ConfigError(f"start '{start}' needs devices.model = 'linear', got '{model}' at device {m}.")
+        if start == "pca":
+            set_linear(network, pca_start(x, width, floor=FLOOR))
         else:
-            network = _network(model, start, x.shape[1], hiddens[i], widths[i], generator)
-        if start in ("pca", "dp-pca"):
-            if not isinstance(network, torch.nn.Linear):
-                raise ConfigError(f"start '{start}' needs devices.model = 'linear', got '{model}' at device {i + 1}.")
-            if start == "pca":
-                set_linear(network, pca_start(x, widths[i], floor=FLOOR))
-            else:
-                set_linear(network, _dp_pca(i, x, widths[i], radii[i], plan, noise))
-        elif start == "weights":
-            _load(network, files[i], i + 1)
-        train_last(network, lasts[i])
-        networks.append(network)
-    return networks
+            set_linear(network, _dp_pca(i, x, width, per_device("devices.R", devices.R, M)[i], plan, noise))
+    elif start == "weights":
+        _load(network, per_device("devices.weights", devices.weights, M)[i], m)
+    train_last(network, per_device("devices.last_layers", devices.last_layers, M)[i])
+    return network
 
 
 def _dp_pca(i: int, x: NDArray[Any], embedding: int, R: float, plan: PrivacyPlan, noise: NoiseSource) -> LinearStart:

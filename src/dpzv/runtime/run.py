@@ -20,14 +20,15 @@ from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
 from dpzv.privacy.plan import PrivacyPlan, start_event
 from dpzv.rng import seed_of
 from dpzv.runtime import checkpoint
+from dpzv.runtime.book import Observer
 from dpzv.runtime.build import Parts, assemble, plan_of
 from dpzv.runtime.gate import Gate
 from dpzv.runtime.networks import make_networks
 from dpzv.runtime.record import RunFolder
-from dpzv.runtime.simulate import Observer, Simulation
+from dpzv.runtime.simulate import Simulation
 from dpzv.terms import NoiseSourceName
 
-__all__ = ["Networks", "load_data", "make_ledger", "make_noise", "resume", "run", "start"]
+__all__ = ["Networks", "load_data", "make_ledger", "make_noise", "open_ledger", "resume", "run", "start"]
 
 Networks = Callable[[PrivacyPlan, NoiseSource], list[torch.nn.Module]]
 """Makes the devices' networks once the plan is known, since a private start needs its noise."""
@@ -118,12 +119,17 @@ def make_noise(config: Config) -> NoiseSource:
 
 def make_ledger(config: Config, data: Dataset, plan: PrivacyPlan, folder: RunFolder) -> Ledger:
     """The ledger of a run folder: a new one, or the one that is there."""
-    schedules = [BatchSchedule(config.train.seed, m, plan.B, plan.D) for m in range(1, len(data.x_train) + 1)]
+    return open_ledger(config, data.fingerprint, plan, folder)
+
+
+def open_ledger(config: Config, fingerprint: str, plan: PrivacyPlan, folder: RunFolder) -> Ledger:
+    """As `make_ledger`, for records that are known by their fingerprint only."""
+    schedules = [BatchSchedule(config.train.seed, m, plan.B, plan.D) for m in range(1, plan.M + 1)]
     path = folder.path / "ledger.sqlite"
     known = checkpoint.rounds(folder.checkpoint)
     common = _LedgerArguments(
         plan=plan,
-        data_fingerprint=data.fingerprint,
+        data_fingerprint=fingerprint,
         noise_source=config.noise.source,
         ids_of=lambda m, position: schedules[m - 1].ids(position),
         durable=config.noise.source == "exact",

@@ -1,0 +1,147 @@
+"""Which records the parties share: keyed hashes of ids, compared at the server.
+
+Every party hashes its ids under one key that all parties have and nobody else. Devices send the hashes to the server
+only, over their own authenticated and encrypted link; the server answers each device with row numbers.
+
+What it tells whom, beyond the outcome that the parties want:
+
+    the server   which hashed ids each device has, shared or not. It holds the key too, so it can hash any id it
+                 knows or guesses and see whether a device has it. It is trusted with that.
+    a device     which of its own ids all parties share, and in what order: row numbers into its own table. A device
+                 that sends the hash of an id it only guesses learns whether all the others have it.
+    others       nothing, without the key. With the key, hashes are as good as ids: they are no anonymisation.
+
+Membership is not covered by the privacy claim of the training. Private set intersection would hide from the server
+what is not shared; it would replace exactly `aligned` (and `keyed`, its input), and nothing else.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpzv.data.schedule import public_order
+from dpzv.errors import ConfigError, DataError
+
+__all__ = ["HASH_BYTES", "KEY_BYTES", "Alignment", "aligned", "keyed", "split"]
+
+HASH_BYTES = 16
+KEY_BYTES = 32
+"""The fewest bytes of a key: as many as the hash inside has."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alignment:
+    """The n records that all parties share, in an order that depends on ids and key alone.
+
+    rows: row numbers into each party's own table, int64 [n], the server's first; entry i of each is the same id.
+    sizes: rows of each party, the server first. with_server: how many of them the server has too.
+    """
+
+    rows: tuple[NDArray[np.int64], ...]
+    sizes: tuple[int, ...]
+    with_server: tuple[int, ...]
+
+    @property
+    def n(self) -> int:
+        """How many records all parties share."""
+        return len(self.rows[0])
+
+    def counts(self) -> str:
+        """One line for the operator of the server: no id, no hash, only how many."""
+        return _counts(self.sizes, self.with_server, self.n)
+
+
+def keyed(ids: Sequence[str], key: bytes) -> NDArray[np.uint8]:
+    """HMAC-SHA256 of each id (its UTF-8 bytes) under `key`, cut to 16 bytes: uint8 [n, 16].
+
+    Two different ids get the same 16 bytes by chance with probability 2^-128 a pair: among a million ids, about
+    1.5e-27. Inside one party's file `aligned` would refuse them; between two it would join different records.
+    """
+    if len(key) < KEY_BYTES:
+        raise ConfigError(
+            f"the key for ids must have at least {KEY_BYTES} random bytes, got {len(key)}; make one and give it to all "
+            "parties."
+        )
+    hashes = [hmac.digest(key, text.encode(), "sha256")[:HASH_BYTES] for text in ids]
+    return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, HASH_BYTES)
+
+
+def aligned(server: NDArray[np.uint8], devices: Sequence[NDArray[np.uint8]], least: int = 1) -> Alignment:
+    """The ids that all parties share, sorted by hash; `server` and each of `devices` is uint8 [rows, 16].
+
+    Refused, with the counts of every party: a hash twice at one party, fewer than `least` shared ids (give the
+    batch size: fewer records make no batch).
+    """
+    parties = [_as_words(where, array) for where, array in zip(_names(len(devices)), [server, *devices], strict=True)]
+    orders = [np.argsort(words, kind="stable") for words in parties]
+    ordered = [words[order] for words, order in zip(parties, orders, strict=True)]
+    _check_different(ordered)
+    sizes = tuple(len(words) for words in parties)
+    shared = [np.intersect1d(ordered[0], words, assume_unique=True) for words in ordered]
+    with_server = tuple(len(words) for words in shared)
+    common = shared[0]
+    for words in shared[1:]:
+        common = np.intersect1d(common, words, assume_unique=True)
+    if len(common) < max(1, least):
+        raise DataError(
+            f"the parties must share at least {max(1, least)} ids, got {len(common)}: "
+            f"{_counts(sizes, with_server, len(common))}; check that all files write ids alike and all parties have "
+            "the same key."
+        )
+    rows = tuple(
+        order[np.searchsorted(words, common)].astype(np.int64, copy=False)
+        for words, order in zip(ordered, orders, strict=True)
+    )
+    return Alignment(rows=rows, sizes=sizes, with_server=with_server)
+
+
+def split(n: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sorted numbers of the training and the test records among n aligned ones; `share` of them are for test.
+
+    The public rule of `dpzv.data.dataset.held_out`: every party finds the same without a word, and no label or
+    feature has a part in it.
+    """
+    held = round(share * n) if 0 < share < 1 else 0
+    if not 0 < held < n:
+        raise ConfigError(
+            f"data.holdout must leave training and test records, got {share} of {n} records; 0.1 is a usual choice."
+        )
+    order = public_order(n, "holdout")
+    return np.sort(order[held:]), np.sort(order[:held])
+
+
+def _names(devices: int) -> list[str]:
+    if devices == 0:
+        raise ConfigError("records are aligned between the server and devices, got no device; give at least one.")
+    return ["the server", *(f"device {m}" for m in range(1, devices + 1))]
+
+
+def _as_words(where: str, array: NDArray[np.uint8]) -> NDArray[np.bytes_]:
+    """[rows, 16] bytes as [rows] words, which numpy sorts byte by byte; of equal length, so padding is no matter."""
+    if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != HASH_BYTES:
+        raise ConfigError(
+            f"hashes of {where} must be uint8 [rows, {HASH_BYTES}], got {array.dtype} {list(array.shape)}; use `keyed`."
+        )
+    return np.ascontiguousarray(array).reshape(-1).view(f"S{HASH_BYTES}")
+
+
+def _check_different(ordered: Sequence[NDArray[np.bytes_]]) -> None:
+    again = [int((words[1:] == words[:-1]).sum()) for words in ordered]
+    if any(again):
+        found = ", ".join(
+            f"{where} repeats {count} of {len(words)}"
+            for where, count, words in zip(_names(len(ordered) - 1), again, ordered, strict=True)
+        )
+        raise DataError(f"every party must name an id once, but {found}; keep one row an id.")
+
+
+def _counts(sizes: Sequence[int], with_server: Sequence[int], n: int) -> str:
+    parties = [f"the server has {sizes[0]} rows"]
+    for m, (rows, shared) in enumerate(zip(sizes[1:], with_server[1:], strict=True), 1):
+        parties.append(f"device {m} has {rows}, {shared} of them known to the server")
+    return ", ".join(parties) + f", {n} are shared by all"

@@ -1,0 +1,224 @@
+"""A device of a networked run: it connects, is told its rows, and sends what it is asked for until the goodbye.
+
+Its weights are checkpointed in its own folder. After a crash it comes back with what the checkpoint says, and the
+server sends it the releases it has missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+
+from dpzv.config import Config
+from dpzv.errors import DataError, PeerError
+from dpzv.network.link import LOST, Stream, open_stream
+from dpzv.network.wire import Ask, Control, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, unpack
+from dpzv.protocol.codec import Codec
+from dpzv.protocol.device import Device
+from dpzv.protocol.messages import Message, Release
+from dpzv.runtime.build import plan_of
+from dpzv.runtime.networks import make_network
+from dpzv.runtime.record import write_tensors
+from dpzv.runtime.run import make_noise
+from dpzv.runtime.sides import codec_of, make_device
+
+__all__ = ["Features", "Guest"]
+
+LOG = logging.getLogger("dpzv.device")
+STATE = "state.safetensors"
+LONGEST_PAUSE = 30.0
+"""Seconds between two attempts to connect, at most."""
+
+
+class Features(msgspec.Struct, frozen=True):
+    """A device's own records: hashed ids uint8 [n, 16] and features [n, d_m]."""
+
+    hashes: NDArray[np.uint8]
+    x: NDArray[Any]
+
+
+class _State(msgspec.Struct, frozen=True):
+    """The plain values of a device's checkpoint."""
+
+    run_id: str
+    position: int
+
+
+class Guest:
+    """A device between its features and its folder."""
+
+    def __init__(self, config: Config, features: Features, folder: Path) -> None:
+        self._config, self._features, self._folder = config, features, folder
+        self._device: Device | None = None
+        self._codec: Codec | None = None
+        self._run_id = ""
+        self._stopping = asyncio.Event()
+        self._saved = time.monotonic()
+
+    async def run(self, address: str, credentials: Callable[[], grpc.ChannelCredentials]) -> None:
+        """Take part until the server says that the run is finished; connect again whenever the link is lost."""
+        pause = 0.5
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                if await self._connect(address, credentials()):
+                    return
+            except LOST as error:
+                LOG.warning("the link to the server is lost (%s)", _short(error))
+            pause = 0.5 if time.monotonic() - began > 60 else min(LONGEST_PAUSE, 2 * pause)
+            try:
+                await asyncio.wait_for(self._stopping.wait(), pause * random.uniform(0.5, 1.0))
+            except TimeoutError:
+                LOG.info("connecting again")
+
+    def stop(self) -> None:
+        """Say goodbye after the message at hand; weights are kept."""
+        self._stopping.set()
+
+    async def _connect(self, address: str, credentials: grpc.ChannelCredentials) -> bool:
+        """One session; true if it ended for good."""
+        channel, stream = open_stream(address, credentials)
+        try:
+            return await self._talk(stream)
+        finally:
+            if self._device is not None:
+                self._save()
+            await channel.close()
+
+    async def _talk(self, stream: Stream) -> bool:
+        if self._device is not None:
+            self._device.waiting = False  # the server sends the release of the last batch again, or asks for the batch
+        state = self._known()
+        hashes = self._features.hashes.tobytes()
+        await stream.write(pack(hello(self._config, state.run_id, state.position, hashes)))
+        while True:
+            message = await self._read(stream)
+            if message is None or isinstance(message, Stop):
+                if message is None:
+                    await stream.write(pack(Stop("stopped by its operator", False)))
+                    await stream.done_writing()
+                    return True
+                LOG.info("the server says goodbye: %s", message.reason)
+                if message.final:
+                    self._finish()
+                return message.final
+            await self._answer(stream, message, hashes)
+            if self._device is not None and time.monotonic() - self._saved > self._config.runtime.checkpoint_seconds:
+                self._save()
+
+    async def _answer(self, stream: Stream, message: Control | Message, hashes: bytes) -> None:
+        """Do what the server says."""
+        if isinstance(message, Welcome):
+            self._m, self._run_id = message.m, message.run_id
+            if message.needs_ids:
+                await stream.write(pack(Ids(hashes)))
+            return
+        if isinstance(message, Rows):
+            if self._device is None:
+                self._build(message)
+            return
+        device, codec = self._device, self._codec
+        if device is None or codec is None:
+            raise PeerError(f"the server sent {type(message).__name__} before the rows; it is closed.")
+        if isinstance(message, Release):
+            if device.waiting:
+                device.receive(message)
+                await stream.write(pack_message(codec, device.upload()))
+            else:
+                device.replay(message)
+        elif isinstance(message, Ask) and message.what == "rounds":
+            await stream.write(pack_message(codec, device.upload()))
+        elif isinstance(message, Ask) and message.what in ("fill", "evaluate"):
+            for part in device.fill() if message.what == "fill" else device.evaluate():
+                await stream.write(pack_message(codec, part))
+            await stream.write(pack(Done(message.what)))
+        else:
+            raise PeerError(f"the server sent {type(message).__name__} out of turn; it is closed.")
+
+    async def _read(self, stream: Stream) -> Control | Message | None:
+        """The next message, or `None` once this device is asked to stop."""
+        reading = asyncio.ensure_future(stream.read())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not reading.done():
+            reading.cancel()
+            return None
+        stopping.cancel()
+        frame = reading.result()
+        if frame is grpc.aio.EOF:
+            raise ConnectionError("the server ended the stream without a goodbye")
+        return unpack(self._codec, frame)
+
+    def _build(self, rows: Rows) -> None:
+        """This device's part of the run, at its start or at its checkpoint."""
+        train, test = (np.frombuffer(data, np.int64) for data in (rows.train, rows.test))
+        x, config, m = self._features.x, self._config, self._m
+        plan, noise = plan_of(config, len(train), len(config.network.devices)), make_noise(config)
+        network = make_network(config, m, x[train], plan, noise)
+        device, width = make_device(
+            config, m, network, torch.from_numpy(x[train]), torch.from_numpy(x[test]), plan, noise
+        )
+        self._device, self._codec = device, codec_of(config, m, plan)
+        LOG.info("this is device %d: %d train records, embeddings of %d numbers", m, len(train), width)
+        if (self._folder / STATE).exists():
+            self._load(device)
+        else:
+            self._save()  # a start with noise of its own is drawn once
+
+    def _known(self) -> _State:
+        """How far this device is, by what it holds or by its checkpoint."""
+        if self._device is not None:
+            return _State(self._run_id, self._device.position)
+        if not (self._folder / STATE).exists():
+            return _State("", 0)
+        with _readable(self._folder / STATE) as file:
+            return msgspec.json.decode(file.metadata()["state"], type=_State)
+
+    def _save(self) -> None:
+        assert self._device is not None
+        state = _State(self._run_id, self._device.position)
+        write_tensors(self._folder / STATE, _tensors(self._device), {"state": msgspec.json.encode(state).decode()})
+        self._saved = time.monotonic()
+
+    @torch.no_grad()
+    def _load(self, device: Device) -> None:
+        with _readable(self._folder / STATE) as file:
+            for name, tensor in _tensors(device).items():
+                tensor.copy_(file.get_tensor(name))
+            device.position = msgspec.json.decode(file.metadata()["state"], type=_State).position
+
+    def _finish(self) -> None:
+        assert self._device is not None
+        path = self._folder / "weights" / f"device-{self._device.m}.safetensors"
+        write_tensors(path, self._device.rule.network.state_dict(), {})
+
+
+def _tensors(device: Device) -> dict[str, torch.Tensor]:
+    tensors = {f"network.{name}": tensor for name, tensor in device.rule.network.state_dict().items()}
+    return tensors | {f"velocity.{i}": tensor for i, tensor in enumerate(device.rule.velocity)}
+
+
+def _readable(path: Path) -> Any:
+    try:
+        return safetensors.safe_open(path, "pt")
+    except (safetensors.SafetensorError, OSError) as error:
+        raise DataError(f"{path} is not the state of a device ({error}); give an empty folder.") from None
+
+
+def _short(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return f"{type(error).__name__}: {error}"

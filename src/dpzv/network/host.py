@@ -1,0 +1,212 @@
+"""The server of a networked run: it meets the devices, aligns records, fills its table, and works through the rounds.
+
+Every device has one stream. Its name is the one in its certificate, so it can only act as itself. What a device sends
+wrong closes that device, never the run; it may come back, and goes on where the ledger says it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+
+from dpzv import __version__
+from dpzv.config import Config
+from dpzv.errors import DpzvError, PeerError
+from dpzv.network.credentials import peer_name
+from dpzv.network.link import LOST, Stream, listen
+from dpzv.network.meeting import Labels, Meeting
+from dpzv.network.peers import Peer, Peers
+from dpzv.network.rounds import Batch
+from dpzv.network.session import Session
+from dpzv.network.wire import (
+    PROTOCOL,
+    Ask,
+    Control,
+    Done,
+    Hello,
+    Ids,
+    Stop,
+    Welcome,
+    agreed_hash,
+    pack_message,
+    unpack,
+)
+from dpzv.protocol.codec import Codec
+from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Message
+from dpzv.runtime.record import RunFolder
+
+__all__ = ["Host"]
+
+LOG = logging.getLogger("dpzv.server")
+FIRST_WORD_SECONDS = 30.0
+"""How long a new connection may stay silent."""
+
+
+class Host:
+    """A server between its labels and its run folder."""
+
+    def __init__(self, config: Config, labels: Labels, folder: RunFolder) -> None:
+        self._config, self._labels, self._folder = config, labels, folder
+        self._names = config.network.devices
+        self._meeting = Meeting(folder.path, labels, len(self._names), config.data.holdout)
+        self._peers = Peers()
+        self._session: Session | None = None
+        self._aligned = asyncio.Event()
+        self._stopping = False
+        self.port = 0
+
+    async def run(self, address: str, credentials: grpc.ServerCredentials) -> dict[str, Any] | None:
+        """Listen, train to the end and return the summary, or `None` if stopped before (it can be started again)."""
+        listener, self.port = await listen(address, credentials, self._talk)
+        LOG.info("listening on port %d for %s", self.port, ", ".join(self._names))
+        final = False
+        try:
+            with ExitStack() as stack:
+                while not self._meeting.complete and not self._stopping:
+                    await self._news()
+                if self._stopping:
+                    return None
+                LOG.info("records: %s", self._meeting.counts)
+                self._session = Session(self._config, self._labels, self._meeting, self._folder, self._peers, stack)
+                self._aligned.set()
+                summary = await self._train(self._session)
+                final = summary is not None
+                return summary
+        finally:
+            reason = "the run is finished" if final else "the server stops; come back later"
+            for peer in self._peers.present():
+                await peer.close(reason, final=final)
+            await listener.stop(grace=2)
+
+    def stop(self) -> None:
+        """End after the round at hand; what is there is kept."""
+        self._stopping = True
+        self._peers.changed.set()
+        if self._session is not None:
+            self._session.rounds.stop()
+
+    async def _train(self, session: Session) -> dict[str, Any] | None:
+        rounds = session.rounds
+        while not session.ready and not self._stopping:
+            await self._news()
+        if self._stopping:
+            return None
+        if not session.begun:
+            await rounds.evaluate()
+            rounds.save()
+            session.begun = True
+            for peer in self._peers.present():
+                await peer.tell(Ask("rounds"))
+        if not await rounds.run():
+            return None
+        await rounds.evaluate()
+        return session.book.finish(rounds.test_rows(), session.book.seconds)
+
+    async def _talk(self, stream: Stream) -> None:
+        """One device from its hello to its goodbye."""
+        peer: Peer | None = None
+        try:
+            m, hello = await self._greet(stream)
+            peer = await self._peers.attach(m, stream)
+            LOG.info("device %d (%s) is here", m, self._names[m - 1])
+            await self._introduce(peer, hello)
+            await self._listen_to(peer, stream)
+        except PeerError as error:
+            LOG.warning("%s", error)
+            await (peer or Peer(0, stream)).close(str(error))
+        except LOST:
+            LOG.warning("device %s is gone without a goodbye", peer.m if peer else "?")
+        finally:
+            if peer is not None:
+                self._peers.detach(peer)
+
+    async def _greet(self, stream: Stream) -> tuple[int, Hello]:
+        """The number of the device and its hello; refuses strangers and other configurations."""
+        name = peer_name(stream)
+        if name not in self._names:
+            raise PeerError(f"'{name}' is not a device of this run, which has {', '.join(self._names)}; it is closed.")
+        hello = await self._read(stream, None, FIRST_WORD_SECONDS)
+        if not isinstance(hello, Hello):
+            raise PeerError(f"'{name}' must say hello first, got {type(hello).__name__}; it is closed.")
+        if hello.protocol != PROTOCOL:
+            raise PeerError(
+                f"'{name}' speaks protocol {hello.protocol} (dpzv {hello.version}), this server {PROTOCOL} "
+                f"(dpzv {__version__}); install the same version."
+            )
+        if hello.config_hash != agreed_hash(self._config):
+            raise PeerError(f"'{name}' has another run configuration than the server; give all parties the same file.")
+        return self._names.index(name) + 1, hello
+
+    async def _introduce(self, peer: Peer, hello: Hello) -> None:
+        """Tell a device who it is, align its records, and bring it to where the run is."""
+        m, stream = peer.m, peer.stream
+        needs = self._meeting.needs(m, hello.ids_sha256)
+        await peer.tell(Welcome(m, "", "train", needs))
+        if needs:
+            ids = await self._read(stream, None, FIRST_WORD_SECONDS)
+            if not isinstance(ids, Ids):
+                raise PeerError(f"device {m} must send its hashed ids, got {type(ids).__name__}; it is closed.")
+            try:
+                self._meeting.take(m, ids.hashes)
+            except PeerError:
+                raise
+            except DpzvError as error:  # the counts are for the operator of the server
+                LOG.error("%s", error)
+                raise PeerError("the parties' records could not be aligned; the server's log says why.") from None
+            self._peers.changed.set()
+        await self._aligned.wait()
+        session = self._session
+        assert session is not None
+        run_id = session.ledger.run_id
+        if hello.run_id and hello.run_id != run_id:
+            raise PeerError(f"device {m} has weights of another run; give it an empty folder, or that run's server.")
+        await peer.tell(Welcome(m, run_id, "train", False))
+        await peer.tell(self._meeting.rows(m))
+        for release in session.missed(m, hello.position if hello.run_id else 0):
+            await peer.send(pack_message(session.codecs[m - 1], release))
+        if session.needs_fill(m):
+            await peer.tell(Ask("fill"))
+        elif session.begun:
+            await peer.tell(Ask("rounds"))
+
+    async def _listen_to(self, peer: Peer, stream: Stream) -> None:
+        """Take what a device sends until it says goodbye."""
+        session, m = self._session, peer.m
+        assert session is not None
+        while not peer.closed.is_set():
+            frame = await stream.read()
+            if frame is grpc.aio.EOF:
+                raise PeerError(f"device {m} ended its stream without a goodbye.")
+            message = unpack(session.codecs[m - 1], frame)
+            if isinstance(message, Stop):
+                LOG.info("device %d says goodbye: %s", m, message.reason)
+                return
+            if isinstance(message, Embeddings | Fill | Evaluation) and message.m != m:
+                raise PeerError(f"device {m} spoke for device {message.m}; it is closed.")
+            if isinstance(message, Embeddings) and session.begun:
+                session.rounds.arrived(Batch(peer, message, frame))
+            elif isinstance(message, Fill):
+                session.fill(message, len(frame) - 1)
+            elif isinstance(message, Evaluation):
+                session.rounds.evaluation(message)
+            elif isinstance(message, Done) and message.what == "fill":
+                session.filled.add(m)
+                self._peers.changed.set()
+            elif isinstance(message, Done) and message.what == "evaluate":
+                session.rounds.evaluated(m)
+            else:
+                raise PeerError(f"device {m} sent {type(message).__name__} out of turn; it is closed.")
+
+    async def _read(self, stream: Stream, codec: Codec | None, seconds: float) -> Control | Message:
+        frame = await asyncio.wait_for(stream.read(), seconds)
+        if frame is grpc.aio.EOF:
+            raise PeerError("a peer ended its stream before it said what it wants.")
+        return unpack(codec, frame)
+
+    async def _news(self) -> None:
+        await self._peers.changed.wait()
+        self._peers.changed.clear()

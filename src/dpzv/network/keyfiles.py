@@ -1,0 +1,222 @@
+"""The files that say who a party is, written and read.
+
+    ca.crt  ca.key  alignment.key                   the authority's folder; ca.key never leaves it
+    NAME.crt  NAME.key  ca.crt  alignment.key       the folder of party NAME
+
+Private keys and the alignment key are created with mode 0600 and never printed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+
+from dpzv.errors import ConfigError, DataError, DiskError
+from dpzv.network.identity import (
+    LOCAL_HOSTS,
+    Authority,
+    hosts_of,
+    issue_certificate,
+    issued_by,
+    make_authority,
+    name_of,
+    new_key,
+    party_name,
+    same_key,
+    validity_problem,
+)
+
+__all__ = [
+    "Description",
+    "create_authority",
+    "describe",
+    "issue_party",
+    "load_authority",
+    "read_alignment_key",
+    "read_bytes",
+    "read_certificates",
+    "read_key",
+]
+
+ALIGNMENT_BYTES = 32
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What a certificate says; `problems` is empty when a peer with the same authority would accept it now."""
+
+    file: str
+    name: str
+    issuer: str
+    authority: bool
+    hosts: list[str]
+    valid_from: datetime
+    valid_until: datetime
+    days_left: float
+    sha256: str
+    problems: list[str]
+
+
+def create_authority(folder: Path, days: int) -> Authority:
+    """Make a new authority and alignment key in `folder`; refuses a folder that has one already."""
+    for name in ("ca.crt", "ca.key", "alignment.key"):
+        if (folder / name).exists():
+            raise ConfigError(f"{folder} already holds an authority ({name}); choose another --out.")
+    authority = make_authority(days)
+    _write(folder / "ca.key", _pem(authority.key), 0o600)
+    _write(folder / "alignment.key", secrets.token_hex(ALIGNMENT_BYTES).encode() + b"\n", 0o600)
+    _write(folder / "ca.crt", authority.certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    return authority
+
+
+def load_authority(folder: Path) -> Authority:
+    """The authority that `create_authority` left in `folder`; refuses one that is over or torn apart."""
+    certificate, key = read_certificates(folder / "ca.crt")[0], read_key(folder / "ca.key")
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not same_key(certificate, key):
+        raise DataError(
+            f"{folder / 'ca.key'} is not the key of {folder / 'ca.crt'}; put back both files of one `dpzv keys init`."
+        )
+    problem = validity_problem(certificate)
+    if problem:
+        raise ConfigError(f"{folder / 'ca.crt'} {problem}; make a new authority with `dpzv keys init`.")
+    return Authority(certificate, key)
+
+
+def issue_party(
+    ca: Path, name: str, out: Path, hosts: Sequence[str] | None, days: int, *, renew: bool = False
+) -> x509.Certificate:
+    """Write the four files of party `name` to `out`; `ca` is the authority's folder.
+
+    A renewal keeps the key, and the hosts unless new ones are given, so that only one file changes, at once:
+    whoever reads the folder meanwhile finds a pair that fits.
+    """
+    party_name(name)
+    authority, alignment = load_authority(ca), ca / "alignment.key"
+    read_alignment_key(alignment)
+    certificate_path, key_path = out / f"{name}.crt", out / f"{name}.key"
+    _check_free(certificate_path, key_path, renew)
+    for source in (ca / "ca.crt", alignment):
+        copy = out / source.name
+        if copy.exists() and read_bytes(copy) != read_bytes(source):
+            raise ConfigError(f"{copy} is of another authority than {ca}; choose another --out.")
+    if renew and hosts is None and certificate_path.exists():
+        hosts = [host for host in hosts_of(read_certificates(certificate_path)[0]) if host != name]
+    key = read_key(key_path) if renew else new_key()
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise DataError(f"{key_path} is not an elliptic-curve key; issue to another --out without --renew.")
+    certificate = issue_certificate(authority, name, LOCAL_HOSTS if hosts is None else hosts, key.public_key(), days)
+    if not renew:
+        _write(key_path, _pem(key), 0o600)
+    for source, mode in ((ca / "ca.crt", 0o644), (alignment, 0o600)):
+        if not (out / source.name).exists():
+            _write(out / source.name, read_bytes(source), mode)
+    _write(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    return certificate
+
+
+def describe(path: Path, *, now: datetime | None = None) -> Description:
+    """What the certificate in `path` says, checked against the clock and against `ca.crt` in the same folder."""
+    now = now or datetime.now(UTC)
+    certificate = read_certificates(path)[0]
+    problem = validity_problem(certificate, now=now)
+    problems = [problem] if problem else []
+    beside = path.parent / "ca.crt"
+    if not beside.exists():
+        problems.append("has no ca.crt beside it to be checked against")
+    elif not any(issued_by(certificate, ca) for ca in read_certificates(beside)):
+        problems.append(f"does not belong to the authority beside it, {beside}")
+    fingerprint = certificate.fingerprint(hashes.SHA256()).hex(":").upper()
+    return Description(
+        file=str(path),
+        name=name_of(certificate.subject),
+        issuer=name_of(certificate.issuer),
+        authority=issued_by(certificate, certificate),
+        hosts=hosts_of(certificate),
+        valid_from=certificate.not_valid_before_utc,
+        valid_until=certificate.not_valid_after_utc,
+        days_left=(certificate.not_valid_after_utc - now) / timedelta(days=1),
+        sha256=fingerprint,
+        problems=problems,
+    )
+
+
+def read_certificates(path: Path) -> list[x509.Certificate]:
+    """The certificates in a PEM file, at least one."""
+    data = read_bytes(path)
+    try:
+        return x509.load_pem_x509_certificates(data)
+    except ValueError:
+        held = "a private key" if b"PRIVATE KEY-----" in data else "something else"
+        raise DataError(f"{path} must hold a certificate in PEM, it holds {held}; give the .crt file.") from None
+
+
+def read_key(path: Path) -> PrivateKeyTypes:
+    """The private key in an unencrypted PEM file."""
+    try:
+        return serialization.load_pem_private_key(read_bytes(path), password=None)
+    except TypeError:
+        raise DataError(f"{path} is encrypted with a password; give the key without one, with mode 0600.") from None
+    except ValueError:
+        raise DataError(f"{path} must hold a private key in PEM, it does not; give the .key file.") from None
+
+
+def read_alignment_key(path: Path) -> bytes:
+    """The 32 secret bytes with which the parties of one federation hash record ids."""
+    try:
+        key = bytes.fromhex(read_bytes(path).decode("ascii"))
+    except ValueError:
+        key = b""
+    if len(key) != ALIGNMENT_BYTES:
+        raise DataError(
+            f"{path} must hold {2 * ALIGNMENT_BYTES} hexadecimal digits, it does not; copy it again from the authority."
+        )
+    return key
+
+
+def read_bytes(path: Path) -> bytes:
+    """A whole file, or a sentence about why not."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing; make it with `dpzv keys init` and `dpzv keys issue`.") from None
+    except OSError as error:
+        raise DataError(f"{path} could not be read ({error.strerror or error}); give a readable file.") from error
+
+
+def _check_free(certificate: Path, key: Path, renew: bool) -> None:
+    if renew and not key.exists():
+        raise ConfigError(f"there is no {key} to renew the certificate of; issue it without --renew.")
+    for path in (certificate, key):
+        if path.exists() and not renew:
+            raise ConfigError(f"{path} exists already; add --renew for a new certificate, or choose another --out.")
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    """Write a whole file or nothing, durably; nobody whom `mode` excludes can read it at any moment."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
+    except OSError as error:
+        raise DiskError(f"{path} could not be written ({error.strerror or error}); choose another --out.") from error

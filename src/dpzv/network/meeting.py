@@ -1,0 +1,122 @@
+"""Before the first round: which records the parties share, kept in the run folder so that a restart finds it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from dpzv.data.alignment import Alignment, aligned, split
+from dpzv.errors import DataError, PeerError
+from dpzv.network.wire import Rows
+from dpzv.runtime.record import disk_errors
+from dpzv.terms import Task
+
+__all__ = ["Labels", "Meeting"]
+
+FILE = "alignment.safetensors"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """The server's own records: hashed ids uint8 [n, 16], labels [n], and what they are."""
+
+    hashes: NDArray[np.uint8]
+    y: NDArray[Any]
+    task: Task
+    n_classes: int
+    name: str
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that a head gives for a record."""
+        return self.n_classes if self.task == "classes" else 1
+
+
+class Meeting:
+    """Who has sent its ids, and once all have: the rows of every party. `share` of the records are tested on."""
+
+    def __init__(self, folder: Path, labels: Labels, M: int, share: float) -> None:
+        self._file, self._labels, self._M, self._share = folder / FILE, labels, M, share
+        self._hashes: dict[int, bytes] = {}
+        self._rows: dict[int, NDArray[np.int64]] = {}
+        self._digests: dict[int, str] = {}
+        self.counts = ""
+        if self._file.exists():
+            self._load()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the shared records are known."""
+        return bool(self._rows)
+
+    def needs(self, m: int, ids_sha256: str) -> bool:
+        """Whether device m must send its ids; a `PeerError` if they are not those the run began with."""
+        if not self.complete:
+            return m not in self._hashes or hashlib.sha256(self._hashes[m]).hexdigest() != ids_sha256
+        if self._digests[m] != ids_sha256:
+            raise PeerError(
+                f"device {m} has other record ids than when this run began; give it the file of then, or start a new "
+                "run."
+            )
+        return False
+
+    def take(self, m: int, hashes: bytes) -> None:
+        """Device m's hashed ids; once all are there, the shared records are found and stored."""
+        if len(hashes) % 16 or self.complete:
+            raise PeerError(f"device {m} sent {len(hashes)} bytes of hashed ids, expected 16 each, once; it is closed.")
+        self._hashes[m] = hashes
+        if len(self._hashes) == self._M:
+            arrays = [np.frombuffer(self._hashes[m], np.uint8).reshape(-1, 16) for m in range(1, self._M + 1)]
+            self._settle(aligned(self._labels.hashes, arrays))
+
+    def rows(self, m: int) -> Rows:
+        """What device m is told: its rows, in the common order, for training and for the test."""
+        train, test = self._parts(m)
+        return Rows(train.tobytes(), test.tobytes())
+
+    def labels(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The labels of the train and of the test records, in the common order."""
+        train, test = self._parts(0)
+        return self._labels.y[train], self._labels.y[test]
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the train records and their labels."""
+        train, _ = self._parts(0)
+        digest = hashlib.sha256(np.ascontiguousarray(self._labels.hashes[train]).tobytes())
+        digest.update(np.ascontiguousarray(self._labels.y[train]).tobytes())
+        return digest.hexdigest()
+
+    def _parts(self, party: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        rows = self._rows[party]
+        train, test = split(len(rows), self._share)
+        return rows[train], rows[test]
+
+    def _settle(self, found: Alignment) -> None:
+        self.counts = found.counts()
+        self._rows = dict(enumerate(found.rows))
+        digests = {0: self._labels.hashes.tobytes(), **self._hashes}
+        self._digests = {party: hashlib.sha256(data).hexdigest() for party, data in digests.items()}
+        with disk_errors(self._file):
+            new = self._file.with_name(FILE + ".new")
+            metadata = {"counts": self.counts} | {f"party-{p}": digest for p, digest in self._digests.items()}
+            safetensors.numpy.save_file({f"party-{p}": rows for p, rows in self._rows.items()}, new, metadata)
+            new.replace(self._file)
+
+    def _load(self) -> None:
+        try:
+            with safetensors.safe_open(self._file, "np") as file:
+                metadata = file.metadata()
+                self._rows = {p: file.get_tensor(f"party-{p}") for p in range(self._M + 1)}
+            self._digests = {p: metadata[f"party-{p}"] for p in range(self._M + 1)}
+            self.counts = metadata["counts"]
+        except (safetensors.SafetensorError, KeyError, OSError) as error:
+            raise DataError(f"{self._file} is not the alignment of this run ({error}); start a new run.") from None
+        if self._digests[0] != hashlib.sha256(self._labels.hashes.tobytes()).hexdigest():
+            raise DataError("the server's record ids are not those this run began with; give it the file of then.")

@@ -1,0 +1,102 @@
+"""The run that a host holds once the records are aligned: server, gate, book and rounds, new or as they were."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from dpzv.config import Config, per_device
+from dpzv.errors import PeerError
+from dpzv.network.meeting import Labels, Meeting
+from dpzv.network.peers import Peers
+from dpzv.network.rounds import Rounds
+from dpzv.privacy.plan import start_event
+from dpzv.protocol.messages import Fill, Release
+from dpzv.runtime import checkpoint
+from dpzv.runtime.book import Book, Judge
+from dpzv.runtime.build import plan_of
+from dpzv.runtime.gate import Gate
+from dpzv.runtime.record import RunFolder
+from dpzv.runtime.run import make_noise, open_ledger
+from dpzv.runtime.sides import accelerator_of, codec_of, labels_of, make_server
+from dpzv.runtime.simulate import exactly
+
+__all__ = ["Session"]
+
+
+class Session:
+    """A run between its aligned records and its folder; `stack` closes ledger and folder."""
+
+    def __init__(
+        self, config: Config, labels: Labels, meeting: Meeting, folder: RunFolder, peers: Peers, stack: ExitStack
+    ) -> None:
+        self._config, self._folder = config, folder
+        y_train, y_test = meeting.labels()
+        M, accelerator = len(config.network.devices), accelerator_of(config)
+        self.plan, noise = plan_of(config, len(y_train), M), make_noise(config)
+        widths = per_device("devices.embedding", config.devices.embedding, M)
+        self.codecs = tuple(codec_of(config, m, self.plan) for m in range(1, M + 1))
+        train = labels_of(y_train, labels.task, accelerator)
+        self.server = make_server(config, labels.task, labels.outputs, train, widths, self.plan, noise)
+        described = {"name": labels.name, "records": len(y_train), "fingerprint": meeting.fingerprint}
+        test = labels_of(y_test, labels.task, accelerator)
+        judge = Judge(labels.task, self.server.rule.loss, labels.outputs, test, described)
+        self.ledger = stack.enter_context(open_ledger(config, meeting.fingerprint, self.plan, folder))
+        stack.enter_context(folder)
+        for i, name in enumerate(self.plan.starts):
+            if name == "dp-pca":
+                self.ledger.write_start(start_event(self.ledger.plan, i))
+        gate = Gate(self.ledger, noise)
+        self.book = Book(config, judge, self.server, gate, folder)
+        self.rounds = Rounds(config, self.server, self.codecs, gate, self.book, folder, peers)
+        self.filled: set[int] = set()
+        self.begun = False
+        self._restore()
+
+    @property
+    def ready(self) -> bool:
+        """Whether every device's rows are in the table, so that rounds may begin."""
+        return self.begun or len(self.filled) == self.plan.M
+
+    def needs_fill(self, m: int) -> bool:
+        """Whether device m must still upload all its train records."""
+        return not self.begun and self._config.table.start == "fill" and m not in self.filled
+
+    def fill(self, message: Fill, size: int) -> None:
+        """A chunk of the first fill, in a frame of `size` bytes."""
+        if self.begun:
+            raise PeerError(f"device {message.m} sent a first fill after the rounds began; the peer is closed.")
+        self.server.fill(message)
+        meter = self.book.meter
+        meter.bytes_up += size
+        meter.bytes_initial += size
+        meter.payload_bytes += self.codecs[message.m - 1].row_bytes(message.h.shape[1]) * len(message.h)
+
+    def missed(self, m: int, position: int) -> list[Release]:
+        """The releases that device m, whose weights are at `position`, has not applied yet."""
+        found = [Release(t, m, k, Delta) for t, to, k, Delta, _ in self.ledger.released() if to == m]
+        if position > len(found):
+            raise PeerError(
+                f"device {m} is at batch {position}, but was sent {len(found)} releases in this run; its folder is that "
+                "of another run, or the server's ledger is an old copy."
+            )
+        return found[position:]
+
+    def _restore(self) -> None:
+        """Back to the last checkpoint, then forward to what the ledger knows.
+
+        Rounds after the checkpoint are not computed again: their releases stand, their rows in the table stay as old
+        as they were, and head steps that were paid for and lost stay paid for.
+        """
+        if not self._folder.checkpoint.exists():
+            self._folder.cut((0, 0))
+            return
+        progress = checkpoint.load(self._folder.checkpoint, [], self.server, None)
+        self.begun = True
+        self.book.meter, self.book.targets = progress.meter, dict(progress.targets)
+        self.book.seconds_before = progress.seconds
+        self._folder.cut(progress.lengths)
+        server = self.server
+        for t, m, position, Delta, frame_sha256 in self.ledger.released():
+            if t > progress.t:
+                self._folder.transcript(t, m, exactly(Delta), frame_sha256.hex())
+                server.t, server.positions[m - 1], server.times[m - 1] = t, position + 1, t

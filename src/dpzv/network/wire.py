@@ -1,0 +1,150 @@
+"""What parties say to each other besides the messages of `protocol/`: hello, who is who, alignment, requests, goodbye.
+
+A frame is one byte that tells which of the two it is, then MessagePack. Anything malformed is a `PeerError`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+from dpzv import __version__
+from dpzv import config as configuration
+from dpzv.config import Config
+from dpzv.errors import PeerError
+from dpzv.protocol.codec import MAX_FRAME, Codec
+from dpzv.protocol.messages import Message
+
+__all__ = [
+    "PROTOCOL",
+    "Ask",
+    "Control",
+    "Done",
+    "Hello",
+    "Ids",
+    "Rows",
+    "Stop",
+    "Welcome",
+    "agreed_hash",
+    "hello",
+    "pack",
+    "pack_message",
+    "unpack",
+]
+
+PROTOCOL = 1
+"""Parties that speak another number refuse each other."""
+
+
+class _Control(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    pass
+
+
+class Hello(_Control, frozen=True, tag="hello"):
+    """Device -> server, first of all: versions, the hash of the agreed configuration, and how far its weights are.
+
+    `run_id` is that of the run its weights belong to; empty if it has none yet. `ids_sha256` names its list of hashed
+    ids, so that a changed file is noticed.
+    """
+
+    version: str
+    protocol: int
+    config_hash: str
+    run_id: str
+    position: int
+    ids_sha256: str
+
+
+class Welcome(_Control, frozen=True, tag="welcome"):
+    """Server -> device: its number, the run, and whether the server still needs its hashed ids."""
+
+    m: int
+    run_id: str
+    mode: Literal["train", "predict"]
+    needs_ids: bool
+
+
+class Ids(_Control, frozen=True, tag="ids"):
+    """Device -> server: the keyed hashes of its record ids, 16 bytes each, in the order of its file."""
+
+    hashes: bytes
+
+
+class Rows(_Control, frozen=True, tag="rows"):
+    """Server -> device: which of its rows are trained on and which are tested on, int64, in the common order."""
+
+    train: bytes
+    test: bytes
+
+
+class Ask(_Control, frozen=True, tag="ask"):
+    """Server -> device: send the first fill, begin the rounds, send test embeddings, or those of `rows`."""
+
+    what: Literal["fill", "rounds", "evaluate", "predict"]
+    rows: bytes = b""
+
+
+class Done(_Control, frozen=True, tag="done"):
+    """Device -> server: all of the fill, or of the embeddings asked for, was sent."""
+
+    what: Literal["fill", "evaluate", "predict"]
+
+
+class Stop(_Control, frozen=True, tag="stop"):
+    """Either way: the goodbye. A stream that ends without it ended by accident. `final`: do not come back."""
+
+    reason: str
+    final: bool
+
+
+Control = Hello | Welcome | Ids | Rows | Ask | Done | Stop
+
+_DECODER = msgspec.msgpack.Decoder(Control)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def pack(control: Control) -> bytes:
+    """The frame of a control message."""
+    return b"c" + _ENCODER.encode(control)
+
+
+def pack_message(codec: Codec, message: Message) -> bytes:
+    """The frame of a message of the protocol."""
+    return b"m" + codec.encode(message)
+
+
+def unpack(codec: Codec | None, frame: bytes) -> Control | Message:
+    """What a frame says; without a codec only control messages are allowed."""
+    if len(frame) > MAX_FRAME:
+        raise PeerError(f"a frame has at most {MAX_FRAME} bytes, got {len(frame)}; the peer is closed.")
+    kind, body = frame[:1], frame[1:]
+    if kind == b"m" and codec is not None:
+        return codec.decode(body)
+    if kind != b"c":
+        raise PeerError(f"a frame begins with 'c', or later with 'm', got {kind!r}; the peer is closed.")
+    try:
+        control: Control = _DECODER.decode(body)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise PeerError(f"a control frame could not be decoded ({error}); the peer is closed.") from None
+    return control
+
+
+def agreed_hash(config: Config) -> str:
+    """The hash of what all parties must agree on: everything but where each of them works."""
+    change = msgspec.structs.replace
+    agreed = change(
+        config,
+        recipe="",
+        data=change(config.data, path="", columns=(), encoder=""),
+        table=change(config.table, path=""),
+        runtime=change(config.runtime, accelerator="cpu", threads=0, checkpoint_seconds=30.0),
+    )
+    return hashlib.sha256(configuration.render(agreed).encode()).hexdigest()
+
+
+def hello(config: Config, run_id: str, position: int, hashes: bytes) -> Hello:
+    """What a device says first."""
+    ids_sha256 = hashlib.sha256(hashes).hexdigest()
+    return Hello(__version__, PROTOCOL, agreed_hash(config), run_id, position, ids_sha256)
