@@ -91,7 +91,7 @@ class Parties:
         for m, name in enumerate(NAMES, 1):
             guest = self.guest(config, m, out / name)
             make = lambda name=name: channel_credentials(self.credentials(name))  # noqa: E731
-            guests.append(asyncio.create_task(guest.run(f"localhost:{host.port}", make)))
+            guests.append(asyncio.create_task(guest.run(f"localhost:{host.port}", make, server="server")))
         summary = await serving
         await asyncio.wait_for(asyncio.gather(*guests), 30)
         return summary

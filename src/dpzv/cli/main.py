@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dpzv import __version__
-from dpzv.cli import audit, compare, data, keys, privacy, recipes, train, tune
+from dpzv.cli import audit, compare, data, keys, network, privacy, recipes, train, tune
 from dpzv.errors import DpzvError
 
 __all__ = ["app", "main"]
@@ -28,6 +28,9 @@ app.command("compare")(compare.compare)
 app.command("tune")(tune.tune)
 app.command("recipes")(recipes.recipes)
 app.command("audit")(audit.audit)
+app.command("server")(network.server)
+app.command("device")(network.device)
+app.command("predict")(network.predict)
 app.add_typer(data.app, name="data")
 app.add_typer(keys.app, name="keys")
 app.add_typer(privacy.app, name="privacy")

@@ -68,13 +68,18 @@ class Guest:
         self._stopping = asyncio.Event()
         self._saved = time.monotonic()
 
-    async def run(self, address: str, credentials: Callable[[], grpc.ChannelCredentials]) -> None:
-        """Take part until the server says that the run is finished; connect again whenever the link is lost."""
+    async def run(
+        self, address: str, credentials: Callable[[], grpc.ChannelCredentials], *, server: str, stay: bool = False
+    ) -> None:
+        """Take part until the party called `server` says that the run is finished; connect again when the link is lost.
+
+        With `stay` it goes on after that, for predictions, until it is stopped.
+        """
         pause = 0.5
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                if await self._connect(address, credentials()):
+                if await self._connect(address, credentials(), server) and not stay:
                     return
             except LOST as error:
                 LOG.warning("the link to the server is lost (%s)", _short(error))
@@ -88,9 +93,9 @@ class Guest:
         """Say goodbye after the message at hand; weights are kept."""
         self._stopping.set()
 
-    async def _connect(self, address: str, credentials: grpc.ChannelCredentials) -> bool:
+    async def _connect(self, address: str, credentials: grpc.ChannelCredentials, server: str) -> bool:
         """One session; true if it ended for good."""
-        channel, stream = open_stream(address, credentials)
+        channel, stream = open_stream(address, credentials, server)
         try:
             return await self._talk(stream)
         finally:
@@ -145,6 +150,11 @@ class Guest:
             for part in device.fill() if message.what == "fill" else device.evaluate():
                 await stream.write(pack_message(codec, part))
             await stream.write(pack(Done(message.what)))
+        elif isinstance(message, Ask) and message.what == "predict":
+            rows = torch.from_numpy(self._features.x[np.frombuffer(message.rows, np.int64)])
+            for part in device.embed(rows):
+                await stream.write(pack_message(codec, part))
+            await stream.write(pack(Done("predict")))
         else:
             raise PeerError(f"the server sent {type(message).__name__} out of turn; it is closed.")
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,6 +24,7 @@ from dpzv.network.meeting import Labels, Meeting
 from dpzv.network.peers import Peer, Peers
 from dpzv.network.rounds import Batch
 from dpzv.network.session import Session
+from dpzv.network.status import DeviceStatus, Status, write_status
 from dpzv.network.wire import (
     PROTOCOL,
     Ask,
@@ -52,11 +55,12 @@ class Host:
     def __init__(self, config: Config, labels: Labels, folder: RunFolder) -> None:
         self._config, self._labels, self._folder = config, labels, folder
         self._names = config.network.devices
-        self._meeting = Meeting(folder.path, labels, len(self._names), config.data.holdout)
+        least = max(config.train.B, config.privacy.min_batch)
+        self._meeting = Meeting(folder.path, labels, len(self._names), config.data.holdout, least)
         self._peers = Peers()
         self._session: Session | None = None
         self._aligned = asyncio.Event()
-        self._stopping = False
+        self._stopping = self._finished = False
         self.port = 0
 
     async def run(self, address: str, credentials: grpc.ServerCredentials) -> dict[str, Any] | None:
@@ -64,6 +68,7 @@ class Host:
         listener, self.port = await listen(address, credentials, self._talk)
         LOG.info("listening on port %d for %s", self.port, ", ".join(self._names))
         final = False
+        watching = asyncio.create_task(self._keep_status())
         try:
             with ExitStack() as stack:
                 while not self._meeting.complete and not self._stopping:
@@ -74,13 +79,42 @@ class Host:
                 self._session = Session(self._config, self._labels, self._meeting, self._folder, self._peers, stack)
                 self._aligned.set()
                 summary = await self._train(self._session)
-                final = summary is not None
+                final = self._finished = summary is not None
                 return summary
         finally:
             reason = "the run is finished" if final else "the server stops; come back later"
             for peer in self._peers.present():
                 await peer.close(reason, final=final)
             await listener.stop(grace=2)
+            watching.cancel()
+            write_status(self._folder.path, self.status())
+
+    def status(self) -> Status:
+        """Where the run is, for its operator."""
+        session, here = self._session, {peer.m for peer in self._peers.present()}
+        if session is None:
+            devices = tuple(DeviceStatus(name, m in here, 0, 0) for m, name in enumerate(self._names, 1))
+            return Status(time.time(), "waiting for the parties", 0, 0, 0, 0, None, None, 0.0, devices)
+        server, seen = session.server, session.book.snapshot("")
+        stage = "rounds" if session.begun else "filling the table"
+        devices = tuple(
+            DeviceStatus(name, m in here, server.positions[m - 1], server.t - server.times[m - 1])
+            for m, name in enumerate(self._names, 1)
+        )
+        meter = session.book.meter
+        finite = math.isfinite(seen.epsilon)
+        return Status(
+            time.time(),
+            "finished" if self._finished else stage,
+            server.t,
+            seen.T,
+            meter.bytes_up,
+            meter.bytes_down,
+            seen.epsilon_spent if finite else None,
+            seen.epsilon if finite else None,
+            server.mean_delay,
+            devices,
+        )
 
     def stop(self) -> None:
         """End after the round at hand; what is there is kept."""
@@ -206,6 +240,11 @@ class Host:
         if frame is grpc.aio.EOF:
             raise PeerError("a peer ended its stream before it said what it wants.")
         return unpack(codec, frame)
+
+    async def _keep_status(self) -> None:
+        while True:
+            write_status(self._folder.path, self.status())
+            await asyncio.sleep(1)
 
     async def _news(self) -> None:
         await self._peers.changed.wait()

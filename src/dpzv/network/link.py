@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from dpzv.errors import PeerError
+from dpzv.network.credentials import peer_option
 from dpzv.protocol.codec import MAX_FRAME
 
 __all__ = ["LOST", "METHOD", "Stream", "listen", "open_stream"]
@@ -54,7 +55,7 @@ async def listen(
     return server, port
 
 
-def open_stream(address: str, credentials: grpc.ChannelCredentials) -> tuple[grpc.aio.Channel, Stream]:
-    """A channel to `address` and one stream on it; nothing is sent before the first write."""
-    channel = grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+def open_stream(address: str, credentials: grpc.ChannelCredentials, server: str) -> tuple[grpc.aio.Channel, Stream]:
+    """A channel to the party called `server` at `address` and one stream on it; nothing is sent yet."""
+    channel = grpc.aio.secure_channel(address, credentials, options=[*_OPTIONS, peer_option(server)])
     return channel, channel.stream_stream(METHOD)()

@@ -41,8 +41,9 @@ class Labels:
 class Meeting:
     """Who has sent its ids, and once all have: the rows of every party. `share` of the records are tested on."""
 
-    def __init__(self, folder: Path, labels: Labels, M: int, share: float) -> None:
-        self._file, self._labels, self._M, self._share = folder / FILE, labels, M, share
+    def __init__(self, folder: Path, labels: Labels, M: int, share: float, least: int) -> None:
+        """`least`: fewer shared records than this are refused."""
+        self._file, self._labels, self._M, self._share, self._least = folder / FILE, labels, M, share, least
         self._hashes: dict[int, bytes] = {}
         self._rows: dict[int, NDArray[np.int64]] = {}
         self._digests: dict[int, str] = {}
@@ -73,7 +74,7 @@ class Meeting:
         self._hashes[m] = hashes
         if len(self._hashes) == self._M:
             arrays = [np.frombuffer(self._hashes[m], np.uint8).reshape(-1, 16) for m in range(1, self._M + 1)]
-            self._settle(aligned(self._labels.hashes, arrays))
+            self._settle(aligned(self._labels.hashes, arrays, self._least))
 
     def rows(self, m: int) -> Rows:
         """What device m is told: its rows, in the common order, for training and for the test."""

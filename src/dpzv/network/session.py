@@ -76,8 +76,8 @@ class Session:
         found = [Release(t, m, k, Delta) for t, to, k, Delta, _ in self.ledger.released() if to == m]
         if position > len(found):
             raise PeerError(
-                f"device {m} is at batch {position}, but was sent {len(found)} releases in this run; its folder is that "
-                "of another run, or the server's ledger is an old copy."
+                f"device {m} is at batch {position}, but was sent {len(found)} releases in this run; its folder is "
+                "that of another run, or the server's ledger is an old copy."
             )
         return found[position:]
 

@@ -39,8 +39,12 @@ class Device:
 
     def evaluate(self) -> Iterator[Evaluation]:
         """The embeddings of all test records under the present w_m, in chunks."""
-        for start in range(0, len(self._x_test), CHUNK):
-            yield Evaluation(self.m, start, self.rule.evaluate(self._x_test[start : start + CHUNK]))
+        yield from self.embed(self._x_test)
+
+    def embed(self, x: torch.Tensor) -> Iterator[Evaluation]:
+        """The embeddings of records outside training under the present w_m, in chunks."""
+        for start in range(0, len(x), CHUNK):
+            yield Evaluation(self.m, start, self.rule.evaluate(x[start : start + CHUNK].to(self._x_train.device)))
 
     def features(self, ids: torch.Tensor) -> torch.Tensor:
         """The device's own features of the records `ids`."""

@@ -1,0 +1,178 @@
+"""`dpzv server`, `dpzv device` and `dpzv predict`: the same training between organisations."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+if TYPE_CHECKING:
+    from dpzv.network.party import Party
+
+__all__ = ["device", "predict", "server"]
+
+PartyFile = Annotated[Path, typer.Argument(help="This party's TOML file.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Log warnings and errors only.")]
+
+
+def server(
+    party: PartyFile,
+    status: Annotated[bool, typer.Option("--status", help="Show where the run is, and exit.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the summary or the status as JSON.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Hold the labels and train with the devices; after a crash or a stop the same command goes on.
+
+    Example: dpzv server server.toml
+    """
+    from dpzv import config as configuration
+    from dpzv.errors import ConfigError
+    from dpzv.network.party import load_party
+    from dpzv.network.status import read_status
+    from dpzv.runtime.record import RunFolder
+
+    own = load_party(party)
+    if status:
+        found = read_status(own.out)
+        typer.echo(msgspec.json.encode(found).decode() if json else "\n".join(found.lines()))
+        return
+    if not own.listen:
+        raise ConfigError(f"{party} is a device's file (it has `server`); run `dpzv device {party}`.")
+    _log(quiet)
+    rendered = configuration.render(own.config)
+    if (own.out / "config.toml").exists():
+        folder = RunFolder.existing(own.out)
+        if (own.out / "config.toml").read_text() != rendered:
+            raise ConfigError(f"{own.out} holds a run with another configuration; choose another `out`.")
+    else:
+        folder = RunFolder.create(own.out, rendered)
+    summary = folder.read_summary() if folder.finished else asyncio.run(_serve(own, folder))
+    if summary is None:
+        typer.echo("dpzv: stopped; everything up to here is kept, the same command goes on.", err=True)
+        raise typer.Exit(130)
+    if json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n")
+    elif not quiet:
+        from dpzv.cli.show import result
+
+        result([summary], own.out)
+
+
+def device(
+    party: PartyFile,
+    stay: Annotated[bool, typer.Option("--stay", help="Stay after training, to take part in predictions.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Hold features and take part in the server's run; after a crash or a stop the same command goes on.
+
+    Example: dpzv device weather.toml
+    """
+    from dpzv.errors import ConfigError
+    from dpzv.network.party import load_party
+
+    own = load_party(party)
+    if not own.server:
+        raise ConfigError(f"{party} is the server's file (it has `listen`); run `dpzv server {party}`.")
+    _log(quiet)
+    asyncio.run(_take_part(own, stay))
+
+
+def predict(
+    party: PartyFile,
+    ids: Annotated[Path, typer.Option("--ids", help="A text file with one record id a line.")],
+    out: Annotated[Path, typer.Option("--out", help="The CSV file to write: id, prediction.")],
+    seconds: Annotated[float, typer.Option("--seconds", help="How long to wait for the devices.")] = 120.0,
+    quiet: Quiet = False,
+) -> None:
+    """Predict records with the trained parties online (`dpzv device --stay`); run by the server's operator.
+
+    Example: dpzv predict server.toml --ids new.txt --out predictions.csv
+    """
+    from dpzv.data.alignment import keyed
+    from dpzv.data.party import in_units
+    from dpzv.errors import DataError
+    from dpzv.models.losses import predictions
+    from dpzv.network.credentials import server_credentials
+    from dpzv.network.keyfiles import read_alignment_key
+    from dpzv.network.party import load_party
+    from dpzv.network.predict import Predictor
+    from dpzv.runtime.record import RunFolder, write_atomically
+
+    own = load_party(party)
+    _log(quiet)
+    if not ids.is_file():
+        raise DataError(f"{ids} does not exist; give a text file with one record id a line.")
+    names = [line.strip() for line in ids.read_text().splitlines() if line.strip()]
+    labels = own.labels()
+    wanted = keyed(names, read_alignment_key(own.alignment_key))
+    predictor = Predictor(own.config, labels, RunFolder.existing(own.out), wanted)
+    output = asyncio.run(predictor.run(own.listen, server_credentials(own.credentials), seconds))
+    values = predictions(labels.task, output).cpu().numpy()
+    asked = own.data.labels
+    assert asked is not None
+    if labels.task == "regression":
+        values = in_units(asked, values)
+    elif labels.task == "classes":
+        values = [(asked.classes or ())[int(value)] for value in values]  # type: ignore[assignment]
+    lines = ["id,prediction", *(f"{name},{value}" for name, value in zip(names, values, strict=True))]
+    write_atomically(out, ("\n".join(lines) + "\n").encode())
+    typer.echo(f"{len(names)} predictions: {out}. They stay with the server; no privacy claim covers them.")
+
+
+async def _serve(own: Party, folder: Any) -> dict[str, Any] | None:
+    from dpzv.network.credentials import server_credentials
+    from dpzv.network.host import Host
+    from dpzv.network.status import serve_metrics
+
+    host = Host(own.config, own.labels(), folder)
+    _on_signal(host.stop)
+    metrics = await serve_metrics(own.metrics, host.status) if own.metrics else None
+    try:
+        return await host.run(own.listen, server_credentials(own.credentials))
+    finally:
+        if metrics is not None:
+            metrics.close()
+
+
+async def _take_part(own: Party, stay: bool) -> None:
+    from dpzv.network.credentials import channel_credentials
+    from dpzv.network.guest import Guest
+
+    guest = Guest(own.config, own.features(), own.out)
+    _on_signal(guest.stop)
+    await guest.run(own.server, lambda: channel_credentials(own.credentials), server=own.server_name, stay=stay)
+
+
+def _on_signal(stop: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+
+
+class _Lines(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
+            "level": record.levelname.lower(),
+            "from": record.name,
+            "message": record.getMessage(),
+        }
+        return msgspec.json.encode(line).decode()
+
+
+def _log(quiet: bool) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Lines())
+    logger = logging.getLogger("dpzv")
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)

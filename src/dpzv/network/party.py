@@ -1,0 +1,116 @@
+"""A party's own file: where the agreed run, its keys, its records and its server are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpzv import config as configuration
+from dpzv.config import Config
+from dpzv.data import party as records
+from dpzv.data.alignment import keyed
+from dpzv.errors import ConfigError, DataError
+from dpzv.network.credentials import Credentials, own_name
+from dpzv.network.guest import Features
+from dpzv.network.keyfiles import read_alignment_key
+from dpzv.network.meeting import Labels
+
+__all__ = ["Party", "load_party"]
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keys of a party's TOML; relative paths are looked for where it lies."""
+
+    run: str  # the agreed configuration: the same file at every party
+    keys: str  # the folder of `dpzv keys issue`
+    name: str  # the name in this party's certificate
+    out: str  # this party's folder of the run
+    listen: str = ""  # server: host:port to listen on
+    server: str = ""  # device: host:port of the server
+    server_name: str = "server"  # device: the name in the server's certificate
+    metrics: str = ""  # server: host:port for /metrics; empty: none
+    data: dict[str, Any] = {}
+
+
+class Party(msgspec.Struct, frozen=True, kw_only=True):
+    """A party, read and checked; its records are read when asked for."""
+
+    config: Config
+    credentials: Credentials
+    alignment_key: Path
+    name: str
+    out: Path
+    listen: str
+    server: str
+    server_name: str
+    metrics: str
+    data: records.PartyData
+
+    def features(self) -> Features:
+        """A device's own records."""
+        if self.data.features is None:
+            raise ConfigError("a device needs features, got none; add [data.features] to its file.")
+        table = records.read_features(self.data.features)
+        return Features(keyed(table.ids, read_alignment_key(self.alignment_key)), table.x)
+
+    def labels(self) -> Labels:
+        """The server's own records."""
+        asked = self.data.labels
+        if asked is None:
+            raise ConfigError("the server needs labels, got none; add [data.labels] to its file.")
+        table = records.read_labels(asked)
+        hashes = keyed(table.ids, read_alignment_key(self.alignment_key))
+        return Labels(hashes, table.y, asked.task, len(asked.classes or ()), Path(asked.file).stem)
+
+
+def load_party(path: Path) -> Party:
+    """The party of a TOML file."""
+    folder = path.parent
+    try:
+        file = msgspec.convert(_toml(path), _File)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {str(error)[:1].lower()}{str(error)[1:]}; see docs/howto/deploy.md.") from None
+    keys = folder / file.keys
+    credentials = Credentials(keys / f"{file.name}.crt", keys / f"{file.name}.key", keys / "ca.crt")
+    shown = own_name(credentials)
+    if shown != file.name:
+        raise ConfigError(f"{path} is for '{file.name}', but its certificate is for '{shown}'; correct one of them.")
+    tree = configuration.merge(_toml(folder / file.run), {"runtime": {"kind": "network"}})
+    config = configuration.parse(tree)
+    _check(config, file, path)
+    return Party(
+        config=config,
+        credentials=credentials,
+        alignment_key=keys / "alignment.key",
+        name=file.name,
+        out=folder / file.out,
+        listen=file.listen,
+        server=file.server,
+        server_name=file.server_name,
+        metrics=file.metrics,
+        data=records.parse(file.data, folder),
+    )
+
+
+def _check(config: Config, file: _File, path: Path) -> None:
+    names = config.network.devices
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"network.devices must name each device once, got {list(names)}; see docs/howto/deploy.md.")
+    if bool(file.listen) == bool(file.server):
+        raise ConfigError(f"{path} must have either `listen` (the server) or `server` (a device); give one of them.")
+    if file.server and file.name not in names:
+        raise ConfigError(f"'{file.name}' is not among network.devices {list(names)}; add it there, for all parties.")
+    if not config.data.holdout:
+        raise ConfigError("data.holdout must be above 0 in the agreed run: the records that are tested on, e.g. 0.2.")
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        tree: dict[str, Any] = msgspec.toml.decode(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); give the path of a TOML file.") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is not TOML ({error}); correct it.") from None
+    return tree

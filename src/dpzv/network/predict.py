@@ -1,0 +1,128 @@
+"""Predictions with the trained parties online: devices send embeddings of the asked records, the server answers itself.
+
+What this reveals: the server sees the embeddings, as in training. A device learns which of its records were asked for,
+and nothing of what was predicted. Predictions stay with the server; they are not covered by the privacy claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import grpc
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpzv.config import Config, per_device
+from dpzv.errors import DataError, PeerError
+from dpzv.network.credentials import peer_name
+from dpzv.network.link import LOST, Stream, listen
+from dpzv.network.meeting import Labels, Meeting
+from dpzv.network.peers import Peer
+from dpzv.network.wire import Ask, Done, Hello, Ids, Stop, Welcome, agreed_hash, unpack
+from dpzv.protocol.messages import Evaluation
+from dpzv.runtime.build import plan_of
+from dpzv.runtime.networks import load_head
+from dpzv.runtime.record import RunFolder
+from dpzv.runtime.sides import codec_of
+
+__all__ = ["Predictor"]
+
+LOG = logging.getLogger("dpzv.predict")
+
+
+class Predictor:
+    """Asks every device once for the records of `wanted` (hashed ids) and runs the final head on what comes."""
+
+    def __init__(self, config: Config, labels: Labels, folder: RunFolder, wanted: NDArray[np.uint8]) -> None:
+        if not folder.finished:
+            raise DataError(f"{folder.path} holds no finished run; train it to its end first.")
+        self._config, self._folder = config, folder
+        self._names, self._wanted = config.network.devices, wanted
+        self._meeting = Meeting(folder.path, labels, len(self._names), config.data.holdout, 1)
+        self._plan = plan_of(config, len(self._meeting.labels()[0]), len(self._names))
+        widths = per_device("devices.embedding", config.devices.embedding, len(self._names))
+        self._offsets = np.cumsum([0, *widths])
+        self._rows = torch.zeros(len(wanted), int(self._offsets[-1]))
+        self._left = set(range(1, len(self._names) + 1))
+        self._news = asyncio.Event()
+        self._failure: PeerError | None = None
+        self.port = 0
+
+    async def run(self, address: str, credentials: grpc.ServerCredentials, seconds: float) -> torch.Tensor:
+        """The head's outputs [n, outputs]; refused if a device did not answer within `seconds`."""
+        listener, self.port = await listen(address, credentials, self._talk)
+        LOG.info("waiting for %s", ", ".join(self._names))
+        try:
+            await asyncio.wait_for(self._complete(), seconds)
+        except TimeoutError:
+            away = ", ".join(self._names[m - 1] for m in sorted(self._left))
+            raise PeerError(f"{away} did not answer within {seconds:g} s; start `dpzv device --stay` there.") from None
+        finally:
+            await listener.stop(grace=1)
+        head = load_head(self._folder.path / "weights")
+        with torch.no_grad():
+            output: torch.Tensor = head(self._rows)
+        return output
+
+    async def _complete(self) -> None:
+        while self._left:
+            await self._news.wait()
+            self._news.clear()
+            if self._failure is not None:
+                raise self._failure
+
+    async def _talk(self, stream: Stream) -> None:
+        peer = Peer(0, stream)
+        try:
+            name = peer_name(stream)
+            if name not in self._names:
+                raise PeerError(f"'{name}' is not a device of this run; it is closed.")
+            peer = Peer(self._names.index(name) + 1, stream)
+            hello = unpack(None, await stream.read())
+            if not isinstance(hello, Hello) or hello.config_hash != agreed_hash(self._config):
+                raise PeerError(f"'{name}' has another run configuration than the server; give it the same file.")
+            await self._ask(peer)
+            self._left.discard(peer.m)
+            await peer.close("the embeddings are here", final=True)
+        except PeerError as error:
+            LOG.warning("%s", error)
+            self._failure = error
+            await peer.close(str(error))
+        except LOST:
+            LOG.warning("device %d is gone", peer.m)
+        finally:
+            self._news.set()
+
+    async def _ask(self, peer: Peer) -> None:
+        """Everything one device has to send."""
+        m, stream = peer.m, peer.stream
+        await peer.tell(Welcome(m, "", "predict", True))
+        ids = unpack(None, await stream.read())
+        if not isinstance(ids, Ids):
+            raise PeerError(f"device {m} must send its hashed ids, got {type(ids).__name__}; it is closed.")
+        rows = self._found(m, np.frombuffer(ids.hashes, np.uint8).reshape(-1, 16))
+        await peer.tell(self._meeting.rows(m))
+        await peer.tell(Ask("predict", rows.tobytes()))
+        codec = codec_of(self._config, m, self._plan)
+        columns = slice(int(self._offsets[m - 1]), int(self._offsets[m]))
+        while True:
+            message = unpack(codec, await stream.read())
+            if isinstance(message, Done) or isinstance(message, Stop):
+                return
+            if not isinstance(message, Evaluation) or message.h.shape[1] != columns.stop - columns.start:
+                raise PeerError(f"device {m} must send embeddings, got {type(message).__name__}; it is closed.")
+            self._rows[message.start : message.start + len(message.h), columns] = message.h
+
+    def _found(self, m: int, hashes: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """The device's row of every wanted record; refused with a count where it has none."""
+        place = {row.tobytes(): i for i, row in enumerate(hashes)}
+        rows = [place.get(row.tobytes(), -1) for row in self._wanted]
+        missing = sum(row < 0 for row in rows)
+        if missing:
+            raise PeerError(
+                f"device {m} ({self._names[m - 1]}) has no record for {missing} of {len(rows)} ids; leave them out, or "
+                "add them to its file."
+            )
+        return np.array(rows, np.int64)
