@@ -47,10 +47,8 @@ class Parties:
     """Everybody's keys and records; each party's file is in an order of its own and lacks some records."""
 
     def __init__(self, folder: Path) -> None:
+        """The parties whose keys lie in `folder`; `made` makes them first."""
         self.folder = folder
-        create_authority(folder / "ca", 20)
-        for name in ("server", *NAMES):
-            issue_party(folder / "ca", name, folder / name, None, 10)
         key = read_alignment_key(folder / "server" / "alignment.key")
         data = catalogue.load("digits")
         x, y = data.x_train, data.y_train
@@ -59,6 +57,14 @@ class Parties:
         hashes = [keyed([f"record-{i}" for i in order], key) for order in orders]
         self.labels = Labels(hashes[0], y[orders[0]], "classes", 10, "digits")
         self.features = [Features(h, x[m][o]) for m, (h, o) in enumerate(zip(hashes[1:], orders[1:], strict=True))]
+
+    @classmethod
+    def made(cls, folder: Path) -> Parties:
+        """New keys for everybody."""
+        create_authority(folder / "ca", 20)
+        for name in ("server", *NAMES):
+            issue_party(folder / "ca", name, folder / name, None, 10)
+        return cls(folder)
 
     def credentials(self, name: str) -> Credentials:
         own = self.folder / name

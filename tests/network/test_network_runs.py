@@ -18,7 +18,7 @@ from dpzv.runtime.run import run
 
 @pytest.fixture(scope="module")
 def parties(tmp_path_factory: pytest.TempPathFactory) -> Parties:
-    return Parties(tmp_path_factory.mktemp("parties"))
+    return Parties.made(tmp_path_factory.mktemp("parties"))
 
 
 @pytest.mark.parametrize("method", ["dpzv", "vafl"])

@@ -22,10 +22,10 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
-from dpzv.config import Config
+from dpzv.config import Config, per_device
 from dpzv.errors import DataError, PeerError
 from dpzv.network.link import LOST, Stream, open_stream
-from dpzv.network.wire import Ask, Control, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, unpack
+from dpzv.network.wire import Ask, Control, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, shown, unpack
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Message, Release
@@ -41,6 +41,8 @@ LOG = logging.getLogger("dpzv.device")
 STATE = "state.safetensors"
 LONGEST_PAUSE = 30.0
 """Seconds between two attempts to connect, at most."""
+STAYING_PAUSE = 3.0
+"""The same for a device that waits for somebody who wants predictions."""
 
 
 class Features(msgspec.Struct, frozen=True):
@@ -55,6 +57,7 @@ class _State(msgspec.Struct, frozen=True):
 
     run_id: str
     position: int
+    D: int = 0
 
 
 class Guest:
@@ -64,7 +67,7 @@ class Guest:
         self._config, self._features, self._folder = config, features, folder
         self._device: Device | None = None
         self._codec: Codec | None = None
-        self._run_id = ""
+        self._run_id, self._m, self._D = "", 0, 0
         self._stopping = asyncio.Event()
         self._saved = time.monotonic()
 
@@ -75,15 +78,19 @@ class Guest:
 
         With `stay` it goes on after that, for predictions, until it is stopped.
         """
-        pause = 0.5
+        pause, longest = 0.5, LONGEST_PAUSE
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                if await self._connect(address, credentials(), server) and not stay:
-                    return
+                if await self._connect(address, credentials(), server):
+                    if not stay:
+                        return
+                    longest = STAYING_PAUSE
             except LOST as error:
                 LOG.warning("the link to the server is lost (%s)", _short(error))
-            pause = 0.5 if time.monotonic() - began > 60 else min(LONGEST_PAUSE, 2 * pause)
+            except PeerError as error:
+                LOG.error("%s", error)
+            pause = 0.5 if time.monotonic() - began > 60 else min(longest, 2 * pause)
             try:
                 await asyncio.wait_for(self._stopping.wait(), pause * random.uniform(0.5, 1.0))
             except TimeoutError:
@@ -116,9 +123,11 @@ class Guest:
                     await stream.write(pack(Stop("stopped by its operator", False)))
                     await stream.done_writing()
                     return True
-                LOG.info("the server says goodbye: %s", message.reason)
-                if message.final:
-                    self._finish()
+                LOG.info("the server says goodbye: %s", shown(message.reason))
+                if message.final and self._device is not None:
+                    self._finish(self._device)
+                await stream.write(pack(Stop("goodbye", message.final)))
+                await stream.done_writing()
                 return message.final
             await self._answer(stream, message, hashes)
             if self._device is not None and time.monotonic() - self._saved > self._config.runtime.checkpoint_seconds:
@@ -127,11 +136,17 @@ class Guest:
     async def _answer(self, stream: Stream, message: Control | Message, hashes: bytes) -> None:
         """Do what the server says."""
         if isinstance(message, Welcome):
-            self._m, self._run_id = message.m, message.run_id
+            if not 1 <= message.m <= len(self._config.network.devices):
+                raise PeerError(
+                    f"the server says that this is device {message.m}, which the run has not; it is closed."
+                )
+            self._m, self._run_id = message.m, message.run_id or self._run_id
+            if message.mode == "predict" and self._device is None:
+                self._build_to_predict()
             if message.needs_ids:
                 await stream.write(pack(Ids(hashes)))
             return
-        if isinstance(message, Rows):
+        if isinstance(message, Rows) and self._m:
             if self._device is None:
                 self._build(message)
             return
@@ -144,14 +159,14 @@ class Guest:
                 await stream.write(pack_message(codec, device.upload()))
             else:
                 device.replay(message)
-        elif isinstance(message, Ask) and message.what == "rounds":
+        elif isinstance(message, Ask) and message.what == "rounds" and not device.waiting:
             await stream.write(pack_message(codec, device.upload()))
         elif isinstance(message, Ask) and message.what in ("fill", "evaluate"):
             for part in device.fill() if message.what == "fill" else device.evaluate():
                 await stream.write(pack_message(codec, part))
             await stream.write(pack(Done(message.what)))
         elif isinstance(message, Ask) and message.what == "predict":
-            rows = torch.from_numpy(self._features.x[np.frombuffer(message.rows, np.int64)])
+            rows = torch.from_numpy(self._features.x[self._own_rows(message.rows)])
             for part in device.embed(rows):
                 await stream.write(pack_message(codec, part))
             await stream.write(pack(Done("predict")))
@@ -174,24 +189,45 @@ class Guest:
 
     def _build(self, rows: Rows) -> None:
         """This device's part of the run, at its start or at its checkpoint."""
-        train, test = (np.frombuffer(data, np.int64) for data in (rows.train, rows.test))
-        x, config, m = self._features.x, self._config, self._m
-        plan, noise = plan_of(config, len(train), len(config.network.devices)), make_noise(config)
-        network = make_network(config, m, x[train], plan, noise)
-        device, width = make_device(
-            config, m, network, torch.from_numpy(x[train]), torch.from_numpy(x[test]), plan, noise
-        )
-        self._device, self._codec = device, codec_of(config, m, plan)
-        LOG.info("this is device %d: %d train records, embeddings of %d numbers", m, len(train), width)
-        if (self._folder / STATE).exists():
-            self._load(device)
-        else:
+        train, test = self._own_rows(rows.train), self._own_rows(rows.test)
+        self._make(self._config, len(train), self._features.x[train], self._features.x[test])
+        LOG.info("this is device %d: %d train records", self._m, len(train))
+        if not (self._folder / STATE).exists():
             self._save()  # a start with noise of its own is drawn once
+
+    def _build_to_predict(self) -> None:
+        """This device as it was trained, for whatever records its file holds now."""
+        state = self._known()
+        if not state.D:
+            raise PeerError("this device has no trained weights in its folder, so it cannot take part in predictions.")
+        few = self._features.x[:64]  # shapes only: the weights are loaded
+        starts = per_device("devices.start", self._config.devices.start, len(self._config.network.devices))
+        plain = tuple("random" if start in ("pca", "dp-pca") else start for start in starts)
+        change = msgspec.structs.replace
+        config = change(self._config, devices=change(self._config.devices, start=plain))
+        self._make(config, state.D, few, few[:0])
+
+    def _make(self, config: Config, D: int, x_train: NDArray[Any], x_test: NDArray[Any]) -> None:
+        """The device, with the weights of its checkpoint if there is one."""
+        m = self._m
+        plan, noise = plan_of(self._config, D, len(config.network.devices)), make_noise(config)
+        network = make_network(config, m, x_train, plan, noise)
+        made = make_device(config, m, network, torch.from_numpy(x_train), torch.from_numpy(x_test), plan, noise)
+        self._device, self._codec, self._D = made[0], codec_of(config, m, plan), D
+        if (self._folder / STATE).exists():
+            self._load(self._device)
+
+    def _own_rows(self, data: bytes) -> NDArray[np.int64]:
+        """Row numbers of this device's file; anything else closes the server."""
+        rows = np.frombuffer(data, np.int64) if len(data) % 8 == 0 else np.array([-1])
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(self._features.x):
+            raise PeerError(f"the server named rows that this device's {len(self._features.x)} are not; it is closed.")
+        return rows
 
     def _known(self) -> _State:
         """How far this device is, by what it holds or by its checkpoint."""
         if self._device is not None:
-            return _State(self._run_id, self._device.position)
+            return _State(self._run_id, self._device.position, self._D)
         if not (self._folder / STATE).exists():
             return _State("", 0)
         with _readable(self._folder / STATE) as file:
@@ -199,7 +235,7 @@ class Guest:
 
     def _save(self) -> None:
         assert self._device is not None
-        state = _State(self._run_id, self._device.position)
+        state = _State(self._run_id, self._device.position, self._D)
         write_tensors(self._folder / STATE, _tensors(self._device), {"state": msgspec.json.encode(state).decode()})
         self._saved = time.monotonic()
 
@@ -208,12 +244,12 @@ class Guest:
         with _readable(self._folder / STATE) as file:
             for name, tensor in _tensors(device).items():
                 tensor.copy_(file.get_tensor(name))
-            device.position = msgspec.json.decode(file.metadata()["state"], type=_State).position
+            state = msgspec.json.decode(file.metadata()["state"], type=_State)
+            device.position, self._run_id = state.position, state.run_id
 
-    def _finish(self) -> None:
-        assert self._device is not None
-        path = self._folder / "weights" / f"device-{self._device.m}.safetensors"
-        write_tensors(path, self._device.rule.network.state_dict(), {})
+    def _finish(self, device: Device) -> None:
+        path = self._folder / "weights" / f"device-{device.m}.safetensors"
+        write_tensors(path, device.rule.network.state_dict(), {})
 
 
 def _tensors(device: Device) -> dict[str, torch.Tensor]:

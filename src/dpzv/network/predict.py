@@ -20,7 +20,7 @@ from dpzv.network.credentials import peer_name
 from dpzv.network.link import LOST, Stream, listen
 from dpzv.network.meeting import Labels, Meeting
 from dpzv.network.peers import Peer
-from dpzv.network.wire import Ask, Done, Hello, Ids, Stop, Welcome, agreed_hash, unpack
+from dpzv.network.wire import PROTOCOL, Ask, Done, Hello, Ids, Stop, Welcome, agreed_hash, unpack
 from dpzv.protocol.messages import Evaluation
 from dpzv.runtime.build import plan_of
 from dpzv.runtime.networks import load_head
@@ -30,6 +30,8 @@ from dpzv.runtime.sides import codec_of
 __all__ = ["Predictor"]
 
 LOG = logging.getLogger("dpzv.predict")
+SECONDS = 60.0
+"""How long a device may be silent while it is asked."""
 
 
 class Predictor:
@@ -80,9 +82,10 @@ class Predictor:
             if name not in self._names:
                 raise PeerError(f"'{name}' is not a device of this run; it is closed.")
             peer = Peer(self._names.index(name) + 1, stream)
-            hello = unpack(None, await stream.read())
-            if not isinstance(hello, Hello) or hello.config_hash != agreed_hash(self._config):
-                raise PeerError(f"'{name}' has another run configuration than the server; give it the same file.")
+            hello = unpack(None, await asyncio.wait_for(stream.read(), SECONDS))
+            agreed = (PROTOCOL, agreed_hash(self._config))
+            if not isinstance(hello, Hello) or (hello.protocol, hello.config_hash) != agreed:
+                raise PeerError(f"'{name}' has another version or run configuration than the server; give it the same.")
             await self._ask(peer)
             self._left.discard(peer.m)
             await peer.close("the embeddings are here", final=True)
@@ -99,20 +102,21 @@ class Predictor:
         """Everything one device has to send."""
         m, stream = peer.m, peer.stream
         await peer.tell(Welcome(m, "", "predict", True))
-        ids = unpack(None, await stream.read())
-        if not isinstance(ids, Ids):
+        ids = unpack(None, await asyncio.wait_for(stream.read(), SECONDS))
+        if not isinstance(ids, Ids) or len(ids.hashes) % 16:
             raise PeerError(f"device {m} must send its hashed ids, got {type(ids).__name__}; it is closed.")
         rows = self._found(m, np.frombuffer(ids.hashes, np.uint8).reshape(-1, 16))
-        await peer.tell(self._meeting.rows(m))
         await peer.tell(Ask("predict", rows.tobytes()))
         codec = codec_of(self._config, m, self._plan)
         columns = slice(int(self._offsets[m - 1]), int(self._offsets[m]))
         while True:
-            message = unpack(codec, await stream.read())
-            if isinstance(message, Done) or isinstance(message, Stop):
+            message = unpack(codec, await asyncio.wait_for(stream.read(), SECONDS))
+            if isinstance(message, Done | Stop):
                 return
             if not isinstance(message, Evaluation) or message.h.shape[1] != columns.stop - columns.start:
                 raise PeerError(f"device {m} must send embeddings, got {type(message).__name__}; it is closed.")
+            if message.start < 0 or message.start + len(message.h) > len(rows):
+                raise PeerError(f"device {m} sent embeddings of records that were not asked for; it is closed.")
             self._rows[message.start : message.start + len(message.h), columns] = message.h
 
     def _found(self, m: int, hashes: NDArray[np.uint8]) -> NDArray[np.int64]:

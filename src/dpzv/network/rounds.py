@@ -67,22 +67,34 @@ class Rounds:
         self._saved = time.monotonic()
 
     def arrived(self, batch: Batch) -> None:
-        """A device sent a batch; one at a time."""
+        """A device sent a batch; one at a time, and the next of its schedule."""
         m = batch.peer.m
+        self._server.check(batch.message)
         if m in self._waiting and self._waiting[m].peer is batch.peer:
             raise PeerError(f"device {m} sent a batch before the release of its last one; the peer is closed.")
         self._waiting[m] = batch
         self._notify()
 
     def evaluation(self, message: Evaluation) -> None:
-        """A chunk of test embeddings."""
+        """A chunk of test embeddings that were asked for."""
+        D_test, chunks = self._book.D_test, self._incoming.get(message.m)
+        if chunks is None:
+            raise PeerError(f"device {message.m} sent test embeddings that nobody asked for; the peer is closed.")
+        self._server.check_evaluation(message, D_test)
+        if sum(len(chunk.h) for chunk in chunks) + len(message.h) > D_test:
+            raise PeerError(f"device {message.m} sent more than {D_test} test embeddings; the peer is closed.")
         self._book.meter.bytes_eval += self._codecs[message.m - 1].row_bytes(message.h.shape[1]) * len(message.h)
-        self._incoming.setdefault(message.m, []).append(message)
+        chunks.append(message)
 
     def evaluated(self, m: int) -> None:
         """Device m has sent all its test embeddings."""
         self._tests[m] = self._incoming.pop(m, [])
         self._notify()
+
+    @property
+    def has_tests(self) -> bool:
+        """Whether every device has sent its test embeddings."""
+        return len(self._tests) == self._gate.plan.M
 
     def stop(self) -> None:
         """End after the round at hand, with a checkpoint."""
@@ -103,6 +115,8 @@ class Rounds:
                 self.save()
         if self._sending:
             await asyncio.wait(self._sending)
+        if T == 0:
+            self._server.train_head(self._gate.head_steps(0))
         self.save()
         return self._server.t >= T
 
@@ -110,6 +124,7 @@ class Rounds:
         """Ask all that are there for test embeddings, and measure with what came; absent ones keep their last."""
         asked = {peer.m: self._tests.pop(peer.m, None) for peer in self._peers.present()}
         for peer in self._peers.present():
+            self._incoming[peer.m] = []
             await peer.tell(Ask("evaluate"))
         deadline = time.monotonic() + EVALUATION_SECONDS
         while any(m not in self._tests and self._peers.get(m) is not None for m in asked):

@@ -74,7 +74,7 @@ class Session:
     def missed(self, m: int, position: int) -> list[Release]:
         """The releases that device m, whose weights are at `position`, has not applied yet."""
         found = [Release(t, m, k, Delta) for t, to, k, Delta, _ in self.ledger.released() if to == m]
-        if position > len(found):
+        if not 0 <= position <= len(found):
             raise PeerError(
                 f"device {m} is at batch {position}, but was sent {len(found)} releases in this run; its folder is "
                 "that of another run, or the server's ledger is an old copy."

@@ -18,6 +18,7 @@ from dpzv.protocol.codec import MAX_FRAME, Codec
 from dpzv.protocol.messages import Message
 
 __all__ = [
+    "MAX_CONTROL",
     "PROTOCOL",
     "Ask",
     "Control",
@@ -31,8 +32,12 @@ __all__ = [
     "hello",
     "pack",
     "pack_message",
+    "shown",
     "unpack",
 ]
+
+MAX_CONTROL = 1 << 24
+"""Bytes of a control message, ids and rows apart: the longest is a request to predict two million records."""
 
 PROTOCOL = 1
 """Parties that speak another number refuse each other."""
@@ -115,10 +120,13 @@ def pack_message(codec: Codec, message: Message) -> bytes:
     return b"m" + codec.encode(message)
 
 
-def unpack(codec: Codec | None, frame: bytes) -> Control | Message:
+def unpack(codec: Codec | None, frame: object) -> Control | Message:
     """What a frame says; without a codec only control messages are allowed."""
-    if len(frame) > MAX_FRAME:
-        raise PeerError(f"a frame has at most {MAX_FRAME} bytes, got {len(frame)}; the peer is closed.")
+    if not isinstance(frame, bytes):
+        raise PeerError("the stream ended in the middle of a conversation; the peer is closed.")
+    most = MAX_FRAME if frame[:1] == b"m" or frame[2:6] in (b"\xa3ids", b"\xa4row") else MAX_CONTROL
+    if len(frame) > most:
+        raise PeerError(f"a frame of its kind has at most {most} bytes, got {len(frame)}; the peer is closed.")
     kind, body = frame[:1], frame[1:]
     if kind == b"m" and codec is not None:
         return codec.decode(body)
@@ -142,6 +150,11 @@ def agreed_hash(config: Config) -> str:
         runtime=change(config.runtime, accelerator="cpu", threads=0, checkpoint_seconds=30.0),
     )
     return hashlib.sha256(configuration.render(agreed).encode()).hexdigest()
+
+
+def shown(text: str) -> str:
+    """A peer's own words, fit for a log: short, on one line."""
+    return repr(text[:200])
 
 
 def hello(config: Config, run_id: str, position: int, hashes: bytes) -> Hello:

@@ -125,17 +125,19 @@ class Codec:
     def _numbers(self, data: bytes) -> NDArray[np.float64]:
         if not data or len(data) % self._answer.itemsize:
             raise PeerError(f"a release has numbers of {self._answer.itemsize} bytes, got {len(data)} bytes; closed.")
-        numbers = np.frombuffer(data, self._answer).astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            numbers = np.frombuffer(data, self._answer).astype(np.float64)
         if not np.isfinite(numbers).all():
             raise PeerError("a release must be finite numbers, got others; the peer is closed.")
         return numbers
 
     def _unpack(self, data: bytes, shape: tuple[int, int]) -> torch.Tensor:
         expected = shape[0] * shape[1] * self._type.itemsize
-        if min(shape) < 0 or len(data) != expected:
+        if min(shape) < 0 or max(shape) > MAX_FRAME or len(data) != expected:
             raise PeerError(f"an array of shape {shape} has {expected} bytes, got {len(data)}; closed.")
         values = np.frombuffer(data, self._type).reshape(shape)
-        return torch.from_numpy(values.astype(np.float32))
+        with np.errstate(invalid="ignore"):  # a value that is not a number is dealt with later, row by row
+            return torch.from_numpy(values.astype(np.float32))
 
 
 def _shape(h: torch.Tensor) -> tuple[int, int]:

@@ -70,7 +70,7 @@ class Server:
 
         `contributes` [B] is false for records past their cap; `None` means all of them contribute.
         """
-        self._require_batch(message)
+        self.check(message)
         if self._asked is not None:
             raise PeerError(f"round {self._asked.pending.t} waits for its release; accept that first.")
         m, t = message.m, self.t + 1
@@ -109,11 +109,21 @@ class Server:
         """Uploaded test embeddings of all devices as rows [D_test, k_1+...+k_M] for a head."""
         rows = torch.zeros(D_test, self.table.h.shape[1], device=self.y_train.device)
         for message in messages:
-            self._require_device(message.m)
+            self.check_evaluation(message, D_test)
             rows[message.start : message.start + len(message.h), self.table.columns(message.m)] = message.h.to(
                 rows.device
             )
         return rows
+
+    def check_evaluation(self, message: Evaluation, D_test: int) -> None:
+        """Refuse test embeddings of another width, or of records that there are not."""
+        self._require_device(message.m)
+        width, end = self.table.widths[message.m - 1], message.start + len(message.h)
+        if message.start < 0 or end > D_test or message.h.shape[1] != width:
+            raise PeerError(
+                f"device {message.m} may send test rows 0..{D_test} of width {width}, got rows {message.start}..{end} "
+                f"of width {message.h.shape[1]}; the peer is closed."
+            )
 
     @property
     def mean_delay(self) -> float:
@@ -138,7 +148,8 @@ class Server:
         if not 1 <= m <= len(self.positions):
             raise PeerError(f"devices are numbered 1 to {len(self.positions)}, got {m}; the peer is closed.")
 
-    def _require_batch(self, message: Embeddings) -> None:
+    def check(self, message: Embeddings) -> None:
+        """Refuse a message that is not the next batch of its device, in number, shape and place."""
         self._require_device(message.m)
         expected = self.positions[message.m - 1]
         if message.position != expected:
