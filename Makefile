@@ -4,10 +4,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test bench soak clean
+.PHONY: demo example-three-companies test bench soak clean
 
 demo: $(STAMP)
 	@$(BIN)/dpzv train flights --beside-frozen --max-seconds 120
+
+example-three-companies: $(STAMP)
+	@$(BIN)/python -u examples/three_companies/run.py
 
 test: $(STAMP)
 	@$(BIN)/ruff check .

@@ -32,7 +32,7 @@ class Credentials:
 
 
 def server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
-    """What a server listens with: clients must show a valid certificate of the same authority.
+    """What one listener listens with: clients must show a valid certificate of the same authority.
 
     The files are looked at whenever a client connects: a renewed certificate is used from the next connection on.
     Files that do not fit together then (half copied, expired) are not taken; the log says why.

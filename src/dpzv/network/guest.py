@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
-from dpzv.errors import DataError, PeerError
+from dpzv.errors import ConfigError, DataError, PeerError
 from dpzv.network.link import LOST, Stream, open_stream
 from dpzv.network.wire import Ask, Control, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, shown, unpack
 from dpzv.protocol.codec import Codec
@@ -90,6 +91,10 @@ class Guest:
                 LOG.warning("the link to the server is lost (%s)", _short(error))
             except PeerError as error:
                 LOG.error("%s", error)
+            except (ConfigError, DataError) as error:
+                if not self._run_id:  # nothing has begun: whoever started this should hear of it
+                    raise
+                LOG.error("%s", error)  # such as a certificate that is being renewed
             pause = 0.5 if time.monotonic() - began > 60 else min(longest, 2 * pause)
             try:
                 await asyncio.wait_for(self._stopping.wait(), pause * random.uniform(0.5, 1.0))
@@ -120,18 +125,21 @@ class Guest:
             message = await self._read(stream)
             if message is None or isinstance(message, Stop):
                 if message is None:
-                    await stream.write(pack(Stop("stopped by its operator", False)))
-                    await stream.done_writing()
+                    await self._goodbye(stream, "stopped by its operator", final=False)
                     return True
                 LOG.info("the server says goodbye: %s", shown(message.reason))
                 if message.final and self._device is not None:
                     self._finish(self._device)
-                await stream.write(pack(Stop("goodbye", message.final)))
-                await stream.done_writing()
+                await self._goodbye(stream, "goodbye", final=message.final)
                 return message.final
             await self._answer(stream, message, hashes)
             if self._device is not None and time.monotonic() - self._saved > self._config.runtime.checkpoint_seconds:
                 self._save()
+
+    async def _goodbye(self, stream: Stream, reason: str, *, final: bool) -> None:
+        with suppress(*LOST):  # who has said goodbye already may be gone
+            await stream.write(pack(Stop(reason, final)))
+            await stream.done_writing()
 
     async def _answer(self, stream: Stream, message: Control | Message, hashes: bytes) -> None:
         """Do what the server says."""
@@ -190,7 +198,10 @@ class Guest:
     def _build(self, rows: Rows) -> None:
         """This device's part of the run, at its start or at its checkpoint."""
         train, test = self._own_rows(rows.train), self._own_rows(rows.test)
-        self._make(self._config, len(train), self._features.x[train], self._features.x[test])
+        try:
+            self._make(self._config, len(train), self._features.x[train], self._features.x[test])
+        except ConfigError as error:
+            raise PeerError(f"the server's rows do not fit this run ({error}); it is closed.") from None
         LOG.info("this is device %d: %d train records", self._m, len(train))
         if not (self._folder / STATE).exists():
             self._save()  # a start with noise of its own is drawn once

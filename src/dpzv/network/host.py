@@ -201,6 +201,11 @@ class Host:
         run_id = session.ledger.run_id
         if hello.run_id and hello.run_id != run_id:
             raise PeerError(f"device {m} has weights of another run; give it an empty folder, or that run's server.")
+        if session.begun and not hello.run_id and session.plan.starts[m - 1] == "dp-pca":
+            raise PeerError(
+                f"device {m} has lost its folder, and with it its private start, which cannot be drawn again; restore "
+                "the folder, or start a new run."
+            )
         await peer.tell(Welcome(m, run_id, "train", False))
         await peer.tell(self._meeting.rows(m))
         for release in session.missed(m, hello.position if hello.run_id else 0):
@@ -231,7 +236,7 @@ class Host:
             elif isinstance(message, Evaluation):
                 session.rounds.evaluation(message)
             elif isinstance(message, Done) and message.what == "fill":
-                session.filled.add(m)
+                session.fill_ends(m)
                 self._peers.changed.set()
             elif isinstance(message, Done) and message.what == "evaluate":
                 session.rounds.evaluated(m)

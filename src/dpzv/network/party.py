@@ -102,6 +102,8 @@ def _check(config: Config, file: _File, path: Path) -> None:
         raise ConfigError(f"{path} must have either `listen` (the server) or `server` (a device); give one of them.")
     if file.server and file.name not in names:
         raise ConfigError(f"'{file.name}' is not among network.devices {list(names)}; add it there, for all parties.")
+    if config.privacy.parents:
+        raise ConfigError("privacy.parents cannot be counted over a network yet, since devices do not have those runs.")
     if not config.data.holdout:
         raise ConfigError("data.holdout must be above 0 in the agreed run: the records that are tested on, e.g. 0.2.")
 

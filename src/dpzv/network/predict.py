@@ -20,7 +20,7 @@ from dpzv.network.credentials import peer_name
 from dpzv.network.link import LOST, Stream, listen
 from dpzv.network.meeting import Labels, Meeting
 from dpzv.network.peers import Peer
-from dpzv.network.wire import PROTOCOL, Ask, Done, Hello, Ids, Stop, Welcome, agreed_hash, unpack
+from dpzv.network.wire import PROTOCOL, Ask, Done, Hello, Ids, Welcome, agreed_hash, unpack
 from dpzv.protocol.messages import Evaluation
 from dpzv.runtime.build import plan_of
 from dpzv.runtime.networks import load_head
@@ -32,6 +32,10 @@ __all__ = ["Predictor"]
 LOG = logging.getLogger("dpzv.predict")
 SECONDS = 60.0
 """How long a device may be silent while it is asked."""
+
+
+class _Missing(PeerError):
+    """A device lacks records: the prediction cannot be made, whoever else answers."""
 
 
 class Predictor:
@@ -89,9 +93,11 @@ class Predictor:
             await self._ask(peer)
             self._left.discard(peer.m)
             await peer.close("the embeddings are here", final=True)
+        except _Missing as error:
+            self._failure = error
+            await peer.close("records were asked for that this device does not have")
         except PeerError as error:
             LOG.warning("%s", error)
-            self._failure = error
             await peer.close(str(error))
         except LOST:
             LOG.warning("device %d is gone", peer.m)
@@ -109,15 +115,17 @@ class Predictor:
         await peer.tell(Ask("predict", rows.tobytes()))
         codec = codec_of(self._config, m, self._plan)
         columns = slice(int(self._offsets[m - 1]), int(self._offsets[m]))
+        came = 0
         while True:
             message = unpack(codec, await asyncio.wait_for(stream.read(), SECONDS))
-            if isinstance(message, Done | Stop):
+            if isinstance(message, Done) and came == len(rows):
                 return
             if not isinstance(message, Evaluation) or message.h.shape[1] != columns.stop - columns.start:
                 raise PeerError(f"device {m} must send embeddings, got {type(message).__name__}; it is closed.")
             if message.start < 0 or message.start + len(message.h) > len(rows):
                 raise PeerError(f"device {m} sent embeddings of records that were not asked for; it is closed.")
             self._rows[message.start : message.start + len(message.h), columns] = message.h
+            came += len(message.h)
 
     def _found(self, m: int, hashes: NDArray[np.uint8]) -> NDArray[np.int64]:
         """The device's row of every wanted record; refused with a count where it has none."""
@@ -125,7 +133,7 @@ class Predictor:
         rows = [place.get(row.tobytes(), -1) for row in self._wanted]
         missing = sum(row < 0 for row in rows)
         if missing:
-            raise PeerError(
+            raise _Missing(
                 f"device {m} ({self._names[m - 1]}) has no record for {missing} of {len(rows)} ids; leave them out, or "
                 "add them to its file."
             )

@@ -88,7 +88,10 @@ class Rounds:
 
     def evaluated(self, m: int) -> None:
         """Device m has sent all its test embeddings."""
-        self._tests[m] = self._incoming.pop(m, [])
+        chunks = self._incoming.pop(m, None)
+        if chunks is None or sum(len(chunk.h) for chunk in chunks) != self._book.D_test:
+            raise PeerError(f"device {m} must send {self._book.D_test} test embeddings when asked; the peer is closed.")
+        self._tests[m] = chunks
         self._notify()
 
     @property

@@ -49,13 +49,14 @@ class Session:
         self.book = Book(config, judge, self.server, gate, folder)
         self.rounds = Rounds(config, self.server, self.codecs, gate, self.book, folder, peers)
         self.filled: set[int] = set()
+        self._rows: dict[int, int] = {}  # rows that each device has filled so far
         self.begun = False
         self._restore()
 
     @property
     def ready(self) -> bool:
         """Whether every device's rows are in the table, so that rounds may begin."""
-        return self.begun or len(self.filled) == self.plan.M
+        return self.begun or self._config.table.start == "zeros" or len(self.filled) == self.plan.M
 
     def needs_fill(self, m: int) -> bool:
         """Whether device m must still upload all its train records."""
@@ -66,10 +67,17 @@ class Session:
         if self.begun:
             raise PeerError(f"device {message.m} sent a first fill after the rounds began; the peer is closed.")
         self.server.fill(message)
+        self._rows[message.m] = self._rows.get(message.m, 0) + len(message.h)
         meter = self.book.meter
         meter.bytes_up += size
         meter.bytes_initial += size
         meter.payload_bytes += self.codecs[message.m - 1].row_bytes(message.h.shape[1]) * len(message.h)
+
+    def fill_ends(self, m: int) -> None:
+        """Device m says that its first fill is complete."""
+        if self.begun or self._rows.pop(m, 0) < self.plan.D:
+            raise PeerError(f"device {m} must fill {self.plan.D} rows before the rounds begin; the peer is closed.")
+        self.filled.add(m)
 
     def missed(self, m: int, position: int) -> list[Release]:
         """The releases that device m, whose weights are at `position`, has not applied yet."""

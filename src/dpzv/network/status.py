@@ -42,16 +42,20 @@ class Status(msgspec.Struct, frozen=True):
 
     def lines(self) -> list[str]:
         """The status in words."""
+        if not self.rounds:
+            return [self.stage, *self._device_lines()]
         spent = "none" if self.epsilon is None else f"{self.epsilon_spent or 0:.3g} of {self.epsilon:.3g}"
         head = (
             f"{self.stage}, round {self.round} of {self.rounds}, {self.bytes_up / 1e6:.1f} MB up, "
             f"{self.bytes_down / 1e6:.1f} MB down, epsilon {spent}, mean delay {self.mean_delay:.1f} rounds"
         )
-        rows = [
+        return [head, *self._device_lines()]
+
+    def _device_lines(self) -> list[str]:
+        return [
             f"  {d.name}: {'here' if d.here else 'away'}, {d.releases} releases, {d.rounds_behind} rounds behind"
             for d in self.devices
         ]
-        return [head, *rows]
 
 
 def write_status(folder: Path, status: Status) -> None:

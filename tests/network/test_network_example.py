@@ -1,0 +1,135 @@
+"""`examples/three_companies` runs as people run it, and what `docs/howto/deploy.md` shows exists."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dpzv import config as configuration
+from dpzv import recipes
+from dpzv.cli.main import app
+from dpzv.data import party
+from dpzv.network.party import load_party
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "three_companies"
+PAGE = ROOT / "docs" / "howto" / "deploy.md"
+DEVICES = ("schedule", "weather", "registry")
+
+
+def run(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLE / "run.py"), "--small", "--folder", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+
+
+def test_the_small_form_trains_predicts_and_ends_well(tmp_path: Path) -> None:
+    done = run(tmp_path / "made")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Guarantee:   yes" in done.stdout
+    assert "Epsilon:     1 (replace-one)" in done.stdout
+    server = tmp_path / "made" / "server"
+    asked = (server / "new.txt").read_text().split()
+    with (server / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == asked
+    assert len(asked) == 400
+    values = [float(row["prediction"]) for row in rows]
+    assert all(0 < value < 1 for value in values)
+    assert len(set(values)) > 300  # a head that ignores the devices would give one value
+    labelled = (server / "arrivals.csv").read_text()
+    assert not any(name in labelled for name in asked)
+
+
+def test_a_folder_of_somebody_else_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("mine")
+    done = run(tmp_path)
+    assert done.returncode == 1
+    assert "is not empty" in done.stderr
+    assert (tmp_path / "letter.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("section", ["devices", "train", "head", "privacy"])
+def test_the_agreed_run_is_that_of_the_recipe(section: str) -> None:
+    agreed = tomllib.loads((EXAMPLE / "run.toml").read_text())
+    assert agreed[section] == recipes.tree("flights")[section]
+    assert agreed["network"]["devices"] == list(DEVICES)
+    assert agreed["noise"]["source"] == "exact"
+
+
+@pytest.mark.parametrize(("m", "name"), list(enumerate(DEVICES, 1)))
+def test_a_company_has_the_columns_of_the_recipe(m: int, name: str) -> None:
+    own = tomllib.loads((EXAMPLE / f"{name}.toml").read_text())
+    wanted = [column for column in recipes.tree("flights")["data"]["columns"] if column["device"] == m]
+    assert [{"device": m, **column} for column in own["data"]["features"]["columns"]] == wanted
+
+
+def test_the_example_holds_no_keys_and_no_records() -> None:
+    found = {path.name for path in EXAMPLE.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    parties = {f"{name}.toml" for name in ("run", "server", *DEVICES)}
+    assert found == {"README.md", "make_data.py", "run.py"} | parties
+
+
+def typed(page: str) -> list[list[str]]:
+    """The arguments of every `dpzv ...` in the page's indented blocks."""
+    return [shlex.split(line) for line in re.findall(r"^    dpzv (.*)$", page, re.MULTILINE)]
+
+
+def unknown(arguments: list[str]) -> list[str]:
+    """The options that this command does not have; the command itself if it does not exist."""
+    command = arguments[:2] if arguments[0] == "keys" else arguments[:1]
+    shown = CliRunner().invoke(app, [*command, "--help"])
+    if shown.exit_code:
+        return [" ".join(command)]
+    return [word for word in arguments if word.startswith("--") and not re.search(rf"{word}\b", shown.output)]
+
+
+def test_the_commands_of_the_page_exist() -> None:
+    found = typed(PAGE.read_text())
+    assert {arguments[0] for arguments in found} == {"keys", "server", "device", "predict"}
+    assert [unknown(arguments) for arguments in found] == [[]] * len(found)
+    assert unknown(["server", "server.toml", "--stat"]) == ["--stat"]
+    assert unknown(["serve", "server.toml"]) == ["serve"]
+
+
+def test_the_page_and_the_example_are_valid_files_of_parties(tmp_path: Path) -> None:
+    """Keys by the page's own commands, then every TOML of the page and of the example is read as a party's."""
+    blocks = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    agreed = configuration.merge(
+        tomllib.loads((EXAMPLE / "run.toml").read_text()), tomllib.loads(blocks[0])
+    )  # the page shows the part that is about the network
+    assert configuration.parse(agreed).network.devices == DEVICES
+    for arguments in typed(PAGE.read_text()):
+        if arguments[0] == "keys" and arguments[1] != "show":
+            inside = [
+                str(tmp_path / word) if before in ("--ca", "--out") else word
+                for before, word in zip(["", *arguments], arguments, strict=False)
+            ]
+            done = CliRunner().invoke(app, inside)
+            assert done.exit_code == 0, done.output
+    assert len(blocks) == 3
+    for name, block in (("server", blocks[1]), ("weather", blocks[2])):
+        (tmp_path / name / "page.toml").write_text(block)
+        (tmp_path / name / "run.toml").write_text((EXAMPLE / "run.toml").read_text())
+        own = load_party(tmp_path / name / "page.toml")
+        assert own.name == name
+        assert bool(own.listen) == (name == "server")
+    for name in ("server", *DEVICES):
+        (tmp_path / name / "run.toml").write_text((EXAMPLE / "run.toml").read_text())
+        (tmp_path / name / f"{name}.toml").write_text((EXAMPLE / f"{name}.toml").read_text())
+        own = load_party(tmp_path / name / f"{name}.toml")
+        assert isinstance(own.data.features, party.Features) == (name != "server")
+
+
+def test_links_of_the_page_lead_somewhere() -> None:
+    for page in (PAGE, EXAMPLE / "README.md"):
+        targets = re.findall(r"\]\(([^)#\s]+)\)", page.read_text())
+        assert targets
+        assert [target for target in targets if not (page.parent / target).exists()] == []
