@@ -136,6 +136,18 @@ def _another_value(body: bytes, draw: random.Random) -> bytes:
     return msgspec.msgpack.encode(fields)
 
 
+def _another_shape(body: bytes, draw: random.Random) -> bytes:
+    """The same message with another shape, and arrays that have just the bytes for it."""
+    fields = msgspec.msgpack.decode(body)
+    if len(fields) != 5 or not isinstance(fields[3], list):
+        return body
+    n, k = draw.choice(((0, 0), (0, 2**62), (2**64 - 1, 0), (0, K), (B, 0), (1, K), (B - 1, K), (B, K + 1), (K, B)))
+    array = bytes(4 * n * k)
+    fields[3] = [n, k]
+    fields[4] = [array] * draw.randrange(4) if isinstance(fields[4], list) else array
+    return msgspec.msgpack.encode(fields)
+
+
 def _other_bytes(frame: bytes, others: list[bytes], draw: random.Random) -> bytes:
     """The same bytes with some flipped, cut, doubled, or joined with those of another frame."""
     near = min(len(frame), 40) if draw.random() < 0.7 else len(frame)  # most of a long frame is numbers: any will do
@@ -180,7 +192,9 @@ def mutated(frame: bytes, others: list[bytes], draw: random.Random) -> bytes:
         return frame
     if what < 4:
         frame = _other_numbers(frame, draw)
-    elif what < 12:
+    elif what < 7:
+        frame = frame[:1] + _another_shape(frame[1:], draw)
+    elif what < 13:
         frame = frame[:1] + _another_value(frame[1:], draw)
     else:
         frame = _other_bytes(frame, others, draw)

@@ -84,7 +84,7 @@ class Host:
                 return summary
         finally:
             reason = "the run is finished" if final else "the server stops; come back later"
-            for peer in self._peers.present():
+            for peer in self._peers.everybody():
                 await peer.close(reason, final=final)
             await listener.stop(grace=2)
             watching.cancel()
@@ -92,7 +92,7 @@ class Host:
 
     def status(self) -> Status:
         """Where the run is, for its operator."""
-        session, here = self._session, {peer.m for peer in self._peers.present()}
+        session, here = self._session, {peer.m for peer in self._peers.everybody()}
         if session is None:
             devices = tuple(DeviceStatus(name, m in here, 0, 0) for m, name in enumerate(self._names, 1))
             return Status(time.time(), "waiting for the parties", 0, 0, 0, 0, None, None, 0.0, devices)
@@ -138,8 +138,13 @@ class Host:
                 await peer.tell(Ask("rounds"))
         if not await rounds.run():
             return None
-        if not rounds.has_tests:  # a server that was restarted after the last round
-            await rounds.evaluate()
+        while not rounds.has_tests:  # a server that was restarted after the last round
+            if rounds.stopping:
+                return None
+            if len(self._peers.present()) == len(self._names):
+                await rounds.evaluate()
+            else:
+                await self._news()
         return session.book.finish(rounds.test_rows(), session.book.seconds)
 
     async def _talk(self, stream: Stream) -> None:
@@ -210,6 +215,8 @@ class Host:
         await peer.tell(self._meeting.rows(m))
         for release in session.missed(m, hello.position if hello.run_id else 0):
             await peer.send(pack_message(session.codecs[m - 1], release))
+        peer.introduced = True
+        self._peers.changed.set()
         if session.needs_fill(m):
             await peer.tell(Ask("fill"))
         elif session.begun:

@@ -18,6 +18,9 @@ class Peer:
         self.m, self.stream = m, stream
         self._writing = asyncio.Lock()
         self.closed = asyncio.Event()
+        self.introduced = (
+            False  # whether it knows its rows and has all its releases, so that it can be asked for things
+        )
 
     async def send(self, frame: bytes) -> bool:
         """Send a frame; false if the device is gone."""
@@ -65,10 +68,10 @@ class Peers:
             del self._here[peer.m]
         self.changed.set()
 
-    def get(self, m: int) -> Peer | None:
-        """The stream of device m, if it is there."""
-        return self._here.get(m)
-
     def present(self) -> list[Peer]:
+        """All that are there and can be asked for things."""
+        return [peer for peer in self._here.values() if peer.introduced]
+
+    def everybody(self) -> list[Peer]:
         """All that are there."""
         return list(self._here.values())

@@ -125,18 +125,20 @@ class Rounds:
 
     async def evaluate(self) -> None:
         """Ask all that are there for test embeddings, and measure with what came; absent ones keep their last."""
-        asked = {peer.m: self._tests.pop(peer.m, None) for peer in self._peers.present()}
-        for peer in self._peers.present():
+        asked = self._peers.present()
+        before = {peer.m: self._tests.pop(peer.m, None) for peer in asked}
+        for peer in asked:
             self._incoming[peer.m] = []
             await peer.tell(Ask("evaluate"))
         deadline = time.monotonic() + EVALUATION_SECONDS
-        while any(m not in self._tests and self._peers.get(m) is not None for m in asked):
+        # one that is lost meanwhile is not waited for: it would have to be asked again
+        while any(peer.m not in self._tests and not peer.closed.is_set() for peer in asked):
             if not await self._wait(deadline - time.monotonic()):
                 LOG.warning("test embeddings did not come in time; the last ones are used")
                 break
-        for m, before in asked.items():
-            if m not in self._tests and before is not None:
-                self._tests[m] = before
+        for m, last in before.items():
+            if m not in self._tests and last is not None:
+                self._tests[m] = last
         self._book.evaluate(self.test_rows(), self._book.seconds)
         assert self._book.metrics is not None
         LOG.info("round %d of %d: %s", self._server.t, self._gate.plan.T, self._book.metrics.text())
