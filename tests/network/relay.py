@@ -130,10 +130,10 @@ class Relay:
         while not self._stopping:
             wait = self._under_way[0][0] - time.monotonic() if self._under_way else 0.05
             ready = poll.poll(max(0.0, 1000 * wait))
-            now = time.monotonic()
             for tun, _ in ready:
                 for packet in _waiting(tun):
-                    self._take(packet, now + self._delay)
+                    self._take(packet, time.monotonic() + self._delay)  # more may come while these are read
+            now = time.monotonic()
             while self._under_way and self._under_way[0][0] <= now:
                 _, tun, packet = self._under_way.popleft()
                 os.write(tun, packet)

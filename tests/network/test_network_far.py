@@ -132,7 +132,7 @@ def _finishes(relay: Relay, folder: Path, T: int, *changes: str, seconds: float)
     print(
         f"\n{T} rounds, {' '.join(changes) or 'arrival'}: {T / (last['seconds'] - first['seconds']):.1f} rounds/s, "
         f"{1000 * far:.0f} ms round trip, {relay.dropped} of {relay.carried + relay.dropped} packets dropped, "
-        f"{log.count('without a goodbye')} links lost"
+        f"{log.count('is here') - len(NAMES)} reconnections"
     )
 
 

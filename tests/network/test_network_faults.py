@@ -121,7 +121,7 @@ def check(run: Town, undisturbed: float) -> None:
     assert summary["epsilon_spent"] <= summary["epsilon"]
     lines = [json.loads(line) for line in (run.folder / "out/server/transcript.jsonl").read_text().splitlines()]
     assert [line["t"] for line in lines] == list(range(1, T + 1))
-    assert abs(summary["test_accuracy"] - undisturbed) < 0.03
+    assert abs(summary["test_accuracy"] - undisturbed) < 0.0125  # one point, and 249 test records
 
 
 @pytest.fixture(scope="module")
