@@ -45,8 +45,8 @@ def weights(method: str, accelerator: str, folder: Path) -> dict[str, torch.Tens
 def test_cpu_and_cuda_agree(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Direction, "_gaussian", on_the_cpu)
     here, there = (weights(method, name, tmp_path / name) for name in ("cpu", "cuda"))
-    untrained = weights(method, "cpu", tmp_path / "again")
-    assert all(torch.equal(here[name], untrained[name]) for name in here)  # a seed fixes a run on one machine
+    again = weights(method, "cpu", tmp_path / "again")
+    assert all(torch.equal(here[name], again[name]) for name in here)  # a seed fixes a run on one machine
     for name, tensor in here.items():
         # a zeroth-order difference loses three digits of float32 to lam = 1e-3
         assert (tensor - there[name]).abs().max() < 1e-4, name
