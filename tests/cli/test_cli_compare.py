@@ -144,6 +144,13 @@ def test_a_second_call_runs_nothing_again_and_a_failing_run_does_not_stop_the_ot
     assert "dpzv at epsilon 5: 1 of 2 seeds finished." in failed.stdout
 
 
+def test_runs_on_other_files_are_not_taken_for_those_asked_for(compared: Path, cli: Cli, tmp_path: Path) -> None:
+    shutil.copytree(compared, tmp_path / "out")
+    other = cli(*COMPARE, "--out", "out", "--set", "data.path=elsewhere")
+    assert other.returncode == 2, other.stderr
+    assert "was run with data.path '', now it is 'elsewhere'; give another --out" in other.stderr
+
+
 def test_tuning_charges_and_tries_each_method_and_keeps_the_best(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "space.toml").write_text(
         '[dpzv]\n"train.eta_m" = [0.001, 0.003, 0.01]\n[vafl]\ntrain.eta_m = [0.1, 0.3]\n'

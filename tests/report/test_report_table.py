@@ -47,6 +47,17 @@ RECORDS = [
 ]
 
 
+def test_two_classes_are_told_by_area_and_by_accuracy() -> None:
+    runs = [record("dpzv", 1.0, seed, 0.8 + 0.01 * seed, test_auc=0.9) for seed in (0, 2)]
+    for run in runs:
+        run.summary["private_head"]["test_auc"] = 0.88
+    rows = table.rows(runs, 0.9, {})
+    assert table.header(rows)[2:5] == ["AUC, refitted", "AUC, in loop", "accuracy, refitted"]
+    assert table.cells(rows[0])[2:5] == ["0.9000 ± 0.0000", "0.8800 ± 0.0000", "81.00 ± 1.41 %"]
+    assert len(table.cells(rows[0])) == len(table.header(rows))
+    assert "accuracy, refitted" not in table.header(table.rows(RECORDS, 0.9, {}))[4:]
+
+
 def test_means_spreads_and_targets_are_those_computed_by_hand() -> None:
     frozen, dpzv, vafl, zoo, _ = table.rows(RECORDS, 0.9, {"vafl": 1.4})
     assert (dpzv.seeds, dpzv.reached, vafl.reached, zoo.reached, frozen.reached) == (3, 3, 2, 0, 0)

@@ -23,6 +23,8 @@ class Row(msgspec.Struct, frozen=True):
     refitted_spread: float
     in_loop: float
     in_loop_spread: float
+    accuracy: float | None  # of the refitted head, where `metric` is another
+    accuracy_spread: float
     target: float | None  # a test accuracy of the head in the loop
     reached: int  # seeds that passed the target; the next two are means over them
     bytes_to_target: float | None
@@ -49,6 +51,7 @@ def _row(group: list[Record], target: float | None, compute: float) -> Row:
     first = summaries[0]
     refitted = [headline(summary)[1] for summary in summaries]
     in_loop = [headline(summary["private_head"])[1] for summary in summaries]
+    right = [s["test_accuracy"] for s in summaries if s["test_accuracy"] is not None and s["test_auc"] is not None]
     passed = [summary["targets"][str(target)] for summary in summaries if str(target) in summary["targets"]]
     return Row(
         method=group[0].method,
@@ -59,6 +62,8 @@ def _row(group: list[Record], target: float | None, compute: float) -> Row:
         refitted_spread=_spread(refitted),
         in_loop=statistics.fmean(in_loop),
         in_loop_spread=_spread(in_loop),
+        accuracy=statistics.fmean(right) if right else None,
+        accuracy_spread=_spread(right),
         target=target,
         reached=len(passed),
         bytes_to_target=statistics.fmean(p["bytes"] for p in passed) if passed else None,
@@ -79,6 +84,8 @@ def header(table: Sequence[Row]) -> list[str]:
     target = table[0].target
     until = "" if target is None else f" until {_percent(target)}"
     names = ["method", "epsilon", f"{metric}, refitted", f"{metric}, in loop"]
+    if table[0].accuracy is not None:
+        names.append("accuracy, refitted")
     if until:
         names += [f"MB{until}", f"rounds{until}"]
     return [*names, "MB in all", "virtual s", "mean delay", "guarantee"]
@@ -93,6 +100,8 @@ def cells(row: Row) -> list[str]:
         # the head in the loop over untrained devices is not trained either
         "-" if row.method == FROZEN else _figure(row.metric, row.in_loop, row.in_loop_spread, row.seeds),
     ]
+    if row.accuracy is not None:
+        words.append(_figure("accuracy", row.accuracy, row.accuracy_spread, row.seeds))
     if row.target is not None:
         words += [
             _until(row, None if row.bytes_to_target is None else f"{row.bytes_to_target / 1e6:.1f}"),

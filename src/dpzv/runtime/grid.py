@@ -23,6 +23,7 @@ import msgspec
 
 from dpzv import config as configuration
 from dpzv.config import Config, Runtime, Tree
+from dpzv.errors import ConfigError
 from dpzv.runtime.record import write_atomically
 
 __all__ = ["Failure", "Job", "State", "Watch", "config_hash", "cores", "jobs_that_fit", "layered", "run"]
@@ -118,6 +119,8 @@ def cores() -> int:
 def run(jobs: Sequence[Job], out: Path, at_once: int, watch: Watch) -> list[Failure] | None:
     """Run all jobs that are not finished, `at_once` at a time; `None` if `watch` stopped them (resumable)."""
     unique = {job.key: job for job in jobs}
+    for job in unique.values():
+        _refuse_other_files(job, out / "runs")
     waiting = [job for key, job in unique.items() if not (out / "runs" / key / "summary.json").exists()]
     total = sum(job.rounds for job in unique.values())
     rounds = total - sum(job.rounds for job in waiting)
@@ -144,6 +147,18 @@ def run(jobs: Sequence[Job], out: Path, at_once: int, watch: Watch) -> list[Fail
         for child in running:
             child.end()
     return [failures[key] for key in unique if key in failures]
+
+
+def _refuse_other_files(job: Job, runs: Path) -> None:
+    """A run begun on other files has the same hash, but is not the run that is asked for."""
+    file = runs / job.key / "config.toml"
+    if not file.exists():
+        return
+    begun, asked = msgspec.toml.decode(file.read_bytes())["data"].get("path", ""), job.config.data.path
+    if begun != asked:
+        raise ConfigError(
+            f"{file.parent} was run with data.path '{begun}', now it is '{asked}'; give another --out."
+        )
 
 
 @dataclass(frozen=True, slots=True)
