@@ -44,6 +44,12 @@ def told(made: PrivacyPlan) -> str:
     return statement(made, noise_source="exact", releases=700, epsilon_spent=made.claimed_epsilon).text()
 
 
+@pytest.mark.parametrize("where", ["uplink", "downlink"])
+def test_a_batch_below_the_least_is_refused_before_a_run_begins(where: str) -> None:
+    with pytest.raises(PrivacyRefused, match=r"min_batch=64 records, got B=32; raise B or lower min_batch"):
+        plan(method="vafl", where=where, B=32, accounting="paper", head_rule="sgd")
+
+
 def test_vafls_noise_has_no_mean_to_hide_behind() -> None:
     """sigma = 2 C sqrt(P) / mu per entry; the others' is B times smaller."""
     mu = mu_of(1.0, 1e-5)

@@ -20,7 +20,9 @@ def audit(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe's name, or a TOML file.")],
     set_: Annotated[
         list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one key; repeatable.", default_factory=list),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change one key; repeatable.", default_factory=list, show_default=False
+        ),
     ],
     trials: Annotated[
         int, typer.Option("--trials", min=1, help="Runs in each of the two worlds; more give a closer bound.")

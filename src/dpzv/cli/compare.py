@@ -30,7 +30,13 @@ __all__ = ["Batch", "compare", "execute", "fail", "methods_of", "numbers_of"]
 Recipe = Annotated[str, typer.Argument(help="A shipped recipe's name, or a TOML file.")]
 Sets = Annotated[
     list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one key of all runs; repeatable.", default_factory=list),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one key of all runs; repeatable.",
+        default_factory=list,
+        show_default=False,
+    ),
 ]
 Methods = Annotated[str, typer.Option("--methods", help="Methods, separated by commas.")]
 Account = Annotated[Accounting, typer.Option("--accounting", help="The published noise rule, or a guarantee.")]

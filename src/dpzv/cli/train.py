@@ -21,7 +21,9 @@ __all__ = ["resume", "train"]
 
 Sets = Annotated[
     list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one key; repeatable.", default_factory=list),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change one key; repeatable.", default_factory=list, show_default=False
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no statement; errors only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]

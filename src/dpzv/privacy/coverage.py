@@ -170,6 +170,11 @@ def refuse_uncovered(asked: PlanRequest) -> None:
             "the published rule has no private head, got head rule dp-sgd with accounting=paper; choose head rule "
             "sgd, zo, joint-zo or frozen, or accounting=exact."
         )
+    if asked.T and asked.min_batch > asked.B:
+        raise PrivacyRefused(
+            f"a release must be over at least min_batch={asked.min_batch} records, got B={asked.B}; "
+            "raise B or lower min_batch."
+        )
     if asked.where == "uplink" and asked.T:
         _refuse_useless(asked)
         return
@@ -182,11 +187,6 @@ def refuse_uncovered(asked: PlanRequest) -> None:
         raise PrivacyRefused(
             f"a finite epsilon needs a finite clip, got epsilon={asked.epsilon:g} with C=inf; "
             "set C to a positive number or epsilon to inf."
-        )
-    if asked.min_batch > asked.B:
-        raise PrivacyRefused(
-            f"a release must be over at least min_batch={asked.min_batch} records, got B={asked.B}; "
-            "raise B or lower min_batch."
         )
     if asked.method != "dpzv":
         _refuse_rival(asked)
