@@ -1,21 +1,21 @@
 """Rounds per second over TLS against a bare gRPC echo of the same bytes, with one device and with seven.
 
-The server is here, the devices are in processes of their own, all on loopback. Networks' outputs are constants on both
-sides, so what is left is the round itself. Slices of the run and of the echo alternate, so that a noisy machine
-disturbs both alike; the figure is the ratio of the median rates.
+The server is here, the devices are in processes of their own (seven in two), all on loopback; the echo has the same
+processes, the same gRPC settings and frames of the same sizes, and does nothing but read and write. In the run, outputs
+and losses of all networks, the server's head among them, are constants; what surrounds them is not: rows and features
+are gathered, differences clipped and summed, weights moved, frames hashed, releases admitted and stored. Slices of
+run and echo alternate, so that a noisy machine disturbs both alike; the figure is the ratio of the median rates.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import multiprocessing
 import secrets
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,102 +24,25 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from benchmarks.bar import Row
+from benchmarks.network_parts import ROUNDS, ConstantGuest, Parts, config_of, labels_of, records, without_head
 from dpzv import config as configuration
-from dpzv.config import Config
-from dpzv.methods import dpzv, rules
-from dpzv.methods.heads import Frozen
 from dpzv.network.credentials import Credentials, channel_credentials, server_credentials
-from dpzv.network.guest import Features, Guest
+from dpzv.network.guest import Features
 from dpzv.network.host import Host
 from dpzv.network.keyfiles import create_authority, issue_party
-from dpzv.network.link import LOST, Stream, listen, open_stream
-from dpzv.network.meeting import Labels, Meeting
-from dpzv.network.peers import Peers
+from dpzv.network.link import LOST, Frames, listen, open_stream
 from dpzv.network.session import Session
-from dpzv.network.wire import Rows, pack_message, unpack
-from dpzv.protocol.device import Device
-from dpzv.protocol.messages import Embeddings, Release
-from dpzv.protocol.server import Server
 from dpzv.runtime.record import RunFolder
-from dpzv.runtime.run import make_noise
-from dpzv.runtime.simulate import exactly
 
 __all__ = ["rows"]
 
-B, K, D, WIDTH, OUTPUTS = 512, 16, 20_000, 16, 10
-ROUNDS = {1: 2000, 7: 4000}
 PROCESSES = {1: 1, 7: 2}
 SLICES = 3
 BARS = {"seeded": 0.7, "exact": 0.4}
-LAM = 1e-3
 FOLDER = "."  # the disk under test, as in ledger_rate
-
-
-def _config(M: int, noise: str) -> Config:
-    names = [f"device-{m}" for m in range(1, M + 1)]
-    return configuration.parse(
-        {
-            "data": {"name": "digits", "holdout": 0.01},
-            "devices": {"embedding": K},
-            "train": {"rounds": ROUNDS[M], "B": B, "lam": LAM, "eval_every": 10**9},
-            "head": {"rule": "frozen", "final": "private"},
-            "noise": {"source": noise},
-            "network": {"devices": names},
-            "runtime": {"kind": "network", "threads": 1},
-        }
-    )
-
-
-def _records(m: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Ids that all parties share, and random features of party `m`."""
-    hashes = np.random.default_rng(0).integers(0, 256, (D, 16), dtype=np.uint8)
-    return hashes, np.random.default_rng(m).standard_normal((D, WIDTH), dtype=np.float32)
-
-
-def _labels() -> Labels:
-    return Labels(_records(0)[0], np.random.default_rng(0).integers(0, OUTPUTS, D), "classes", OUTPUTS, "random")
-
-
-class _ConstantRule(rules.DeviceRule):
-    """Sends the same embeddings whatever the batch; moves as the rule it stands for."""
-
-    def __init__(self, rule: rules.DeviceRule) -> None:
-        self._rule, self.network, self.velocity = rule, rule.network, rule.velocity
-        self._h = torch.zeros(B, K), torch.ones(B, K)
-
-    def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
-        return self._h
-
-    def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
-        self._rule.update(Delta, position=position, t=t)
-
-
-class _ConstantHead(Frozen):
-    """A head whose outputs are known beforehand."""
-
-    def output(self, t: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
-        return _OUTPUT
-
-
-_OUTPUT, _LOSSES = torch.zeros(B, OUTPUTS), torch.zeros(B)
-
-
-def _without_head(server: Server) -> None:
-    """Take head and loss out of the rounds; all that is around them stays."""
-    head, C = server.rule.head, server.rule.C
-    server.rule = dpzv.ServerRule(head, _ConstantHead(head), lambda output, y: _LOSSES, C)
-
-
-class _ConstantGuest(Guest):
-    def _build(self, rows: Rows) -> None:
-        super()._build(rows)
-        assert self._device is not None
-        self._device.rule = _ConstantRule(self._device.rule)
 
 
 class _ConstantHost(Host):
@@ -128,7 +51,7 @@ class _ConstantHost(Host):
         return self._session.server.t if self._session is not None else 0
 
     async def _train(self, session: Session) -> dict[str, Any] | None:
-        _without_head(session.server)
+        without_head(session.server)
         return await super()._train(session)
 
 
@@ -154,10 +77,11 @@ async def _take_part(asked: _Slice, m: int) -> None:
     address, name = f"127.0.0.1:{asked.port}", f"device-{m}"
     credentials = partial(channel_credentials, _credentials(asked.keys, name))
     if asked.noise:
-        guest = _ConstantGuest(_config(asked.M, asked.noise), Features(*_records(m)), asked.folder / name)
+        guest = ConstantGuest(config_of(asked.M, asked.noise), Features(*records(m)), asked.folder / name)
         await guest.run(address, credentials, server="server")
         return
-    channel, stream = open_stream(address, credentials(), "server")
+    channel, frames = open_stream(address, credentials(), "server")
+    stream = frames.raw
     frame = secrets.token_bytes(asked.up)
     with suppress(*LOST):
         while True:
@@ -185,8 +109,9 @@ class _Echo:
     def __init__(self, total: int, down: int) -> None:
         self.rounds, self._total, self._answer = 0, total, secrets.token_bytes(down)
 
-    async def talk(self, stream: Stream) -> None:
+    async def talk(self, frames: Frames) -> None:
         """One device; it is told by a frame of one byte that all frames are echoed."""
+        stream = frames.raw
         while self.rounds < self._total:
             if await stream.read() is grpc.aio.EOF:
                 return
@@ -227,8 +152,8 @@ class _Town:
         finished, credentials = asyncio.Event(), server_credentials(_credentials(self._folder, "server"))
         server: _ConstantHost | _Echo
         if noise:
-            config = _config(self._M, noise)
-            server = _ConstantHost(config, _labels(), RunFolder.create(out / "server", configuration.render(config)))
+            config = config_of(self._M, noise)
+            server = _ConstantHost(config, labels_of(), RunFolder.create(out / "server", configuration.render(config)))
             serving: asyncio.Task[Any] = asyncio.create_task(server.run("127.0.0.1:0", credentials))
         else:
             server = _Echo(ROUNDS[self._M], down)
@@ -260,69 +185,6 @@ class _Town:
         return (last - first) / (end - start)
 
 
-class _Parts:
-    """The parts of a round, one after the other in this process, without a network: median seconds each."""
-
-    def __init__(self, M: int, noise: str, folder: Path, stack: ExitStack) -> None:
-        config, labels = _config(M, noise), _labels()
-        run = RunFolder.create(folder, configuration.render(config))
-        meeting = Meeting(folder, labels, M, config.data.holdout, B)
-        for m in range(1, M + 1):
-            meeting.take(m, labels.hashes.tobytes())
-        self._folder = run
-        self.session = Session(config, labels, meeting, run, Peers(), stack)
-        _without_head(self.session.server)
-        self._noise, self._M = make_noise(config), M
-        self._guests = [_ConstantGuest(config, Features(*_records(m)), folder / f"{m}") for m in range(1, M + 1)]
-        self._devices: list[Device] = []
-        for m, guest in enumerate(self._guests, 1):
-            guest._m = m
-            guest._build(meeting.rows(m))
-            assert guest._device is not None
-            self._devices.append(guest._device)
-        self._spent: dict[str, float] = {}
-
-    def measure(self, rounds: int) -> tuple[dict[str, float], int, int]:
-        """Median seconds of every part, and the bytes of a frame up and down."""
-        spent, up, down = [], 0, 0
-        for i in range(rounds):
-            self._spent = {}
-            up, down = self._round(1 + i % self._M)
-            spent.append(self._spent)
-        return {name: statistics.median(part[name] for part in spent) for name in spent[0]}, up, down
-
-    def _round(self, m: int) -> tuple[int, int]:
-        device, session, codec = self._devices[m - 1], self.session, self.session.codecs[m - 1]
-        server, gate, ledger = session.server, session.rounds._gate, session.ledger
-        time_of = self._time
-        message = time_of("device: batch", device.upload)
-        frame = time_of("codec", lambda: pack_message(codec, message))
-        got = time_of("codec", lambda: unpack(codec, frame))
-        assert isinstance(got, Embeddings)
-        contributes = time_of("gate", lambda: gate.contributes(server.t + 1, got))
-        pending = time_of("server.ask", lambda: server.ask(got, contributes))
-        sha256 = time_of("sha256", lambda: hashlib.sha256(frame[1:]))
-        event = gate._event(pending.t, pending.m, pending.position, pending.B)
-        common = {"grid": pending.grid, "divisor": pending.divisor, "sigma_dp": gate.plan.sigma_dp}
-        Delta = time_of("noise", lambda: self._noise.release(pending.totals, **common, t=pending.t, m=m))
-        time_of("gate", lambda: ledger.admit(event))
-        time_of("gate", lambda: ledger.submit(event, Delta, sha256.digest()))
-        time_of("ledger to disk", lambda: ledger.wait(event.t))
-        release = Release(pending.t, m, pending.position, Delta)
-        time_of("transcript", lambda: self._folder.transcript(release.t, m, exactly(Delta), sha256.hexdigest()))
-        time_of("server.ask", lambda: server.accept(release, gate.head_steps(release.t)))
-        answer = time_of("codec", lambda: pack_message(codec, release))
-        time_of("codec", lambda: unpack(codec, answer))
-        time_of("device: step", lambda: device.receive(release))
-        return len(frame), len(answer)
-
-    def _time(self, name: str, act: Callable[[], Any]) -> Any:
-        start = time.perf_counter()
-        result = act()
-        self._spent[name] = self._spent.get(name, 0.0) + time.perf_counter() - start
-        return result
-
-
 async def _rates(town: _Town, up: int, down: int) -> dict[str, float]:
     """Median rates of the echo ("") and of the runs with seeded and exact noise."""
     found: dict[str, list[float]] = {"": [], **{noise: [] for noise in BARS}}
@@ -351,7 +213,7 @@ def rows() -> list[Row]:
             parts = {}
             for noise in BARS:
                 with ExitStack() as closing:
-                    parts[noise], up, down = _Parts(M, noise, Path(name) / noise, closing).measure(300)
+                    parts[noise], up, down = Parts(M, noise, Path(name) / noise, closing).measure(300)
             rates = asyncio.run(_rates(_Town(M, Path(name), stack), up, down))
         print(f"network, {M} devices: echo {rates['']:.0f} rounds/s, {up} bytes up, {down} down", file=sys.stderr)
         for noise, bar in BARS.items():

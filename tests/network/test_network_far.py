@@ -29,6 +29,7 @@ CHILD = Path(__file__).with_name("far_child.py")
 DELAY, LOSS = 0.05, 0.01
 PARTIES = {name: f"10.77.0.{i}" for i, name in enumerate(("server", *NAMES), 1)}
 PORT = 4433
+CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 SETTINGS = (
     "head.rule=frozen",
     "noise.source=exact",
@@ -107,6 +108,17 @@ def test_far_parties_finish_with_the_same_guarantee(relay: Relay, tmp_path: Path
 def test_far_parties_finish_a_longer_run(tmp_path: Path, order: str, loss: float) -> None:
     with Relay(list(PARTIES.values()), delay=DELAY, loss=loss, seed=1) as relay:
         _finishes(relay, tmp_path, 400, f"network.order={order}", "head.rule=dp-sgd", seconds=400)
+
+
+@pytest.mark.soak
+def test_a_slow_line_carries_a_large_table(tmp_path: Path) -> None:
+    """Under reno, 1 % loss leaves 0.2 MB/s; a table and batches of megabytes must not look like a dead peer."""
+    with Relay(list(PARTIES.values()), delay=DELAY, loss=LOSS, seed=2) as relay:
+        for namespace in relay.namespaces:
+            namespace.inside(lambda: CONGESTION.write_text("reno"))
+        _finishes(relay, tmp_path, 4, "devices.embedding=512", "network.order=turns", seconds=150)
+    log = (tmp_path / "server.log").read_text()
+    assert log.count("is here") == len(NAMES), log
 
 
 def _finishes(relay: Relay, folder: Path, T: int, *changes: str, seconds: float) -> None:

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import grpc
+import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from federation import NAMES, Parties, config_of
 
+from dpzv.errors import PrivacyRefused
 from dpzv.network.credentials import channel_credentials, server_credentials
-from dpzv.network.link import open_stream
-from dpzv.network.wire import Ids, Rows, Stop, Welcome, hello, pack, pack_message, unpack
+from dpzv.network.handshakes import refusals_logged
+from dpzv.network.host import Host
+from dpzv.network.identity import LOCAL_HOSTS, issue_certificate, make_authority, new_key
+from dpzv.network.keyfiles import load_authority
+from dpzv.network.link import LOST, open_stream
+from dpzv.network.wire import Ask, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, unpack
+from dpzv.privacy.spent import read_ledger
 from dpzv.protocol.codec import Codec
-from dpzv.protocol.messages import Embeddings
+from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending
+from dpzv.runtime.gate import Gate
+from dpzv.runtime.record import RunFolder
+from dpzv.runtime.run import make_noise, open_ledger
 
-CONFIG = config_of("head.rule=frozen", "network.order=arrival", "train.rounds=8")
+CONFIG = config_of("head.rule=frozen", "train.rounds=8")
 CODEC = Codec("float32", 1e-3)
 WIDTH, B = 8, 256
 
@@ -30,23 +45,38 @@ def embeddings(m: int, position: int, rows: int, arrays: int = 2) -> bytes:
     return pack_message(CODEC, Embeddings(m, position, (torch.zeros(rows, WIDTH),) * arrays))
 
 
-async def said(parties: Parties, port: int, name: str, frames: list[bytes]) -> str:
-    """Connect as `name`, say `frames` as soon as the rows are known, and return the server's goodbye."""
+async def said(parties: Parties, port: int, name: str, frames: list[bytes], when: str = "rows") -> str:
+    """Connect as `name`, say `frames` once the rows are known (or the rounds begin); the server's goodbye."""
     channel, stream = open_stream(f"127.0.0.1:{port}", channel_credentials(parties.credentials(name)), "server")
-    m = NAMES.index(name)
-    await stream.write(pack(hello(CONFIG, "", 0, parties.features[m].hashes.tobytes())))
+    m, D, D_test = NAMES.index(name) + 1, 0, 0
+    hashes = parties.features[m - 1].hashes.tobytes()
+    await stream.write(pack(hello(CONFIG, "", 0, hashes)))
     try:
         while True:
             message = unpack(CODEC, await asyncio.wait_for(stream.read(), 30))
             if isinstance(message, Stop):
                 return message.reason
             if isinstance(message, Welcome) and message.needs_ids:
-                await stream.write(pack(Ids(parties.features[m].hashes.tobytes())))
+                await stream.write(pack(Ids(hashes)))
             if isinstance(message, Rows):
+                D, D_test = len(message.train) // 8, len(message.test) // 8
+            if (when == "rows" and isinstance(message, Rows)) or message == Ask("rounds"):
                 for frame in frames:
                     await stream.write(frame)
+            elif when == "rounds" and message == Ask("fill"):
+                await stream.write(pack_message(CODEC, Fill(m, 0, torch.zeros(D, WIDTH))))
+                await stream.write(pack(Done("fill")))
+            elif when == "rounds" and message == Ask("evaluate"):
+                await stream.write(pack_message(CODEC, Evaluation(m, 0, torch.zeros(D_test, WIDTH))))
+                await stream.write(pack(Done("evaluate")))
     finally:
         await channel.close()
+
+
+def pem_key(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
 
 
 async def refused(parties: Parties, out: Path, act: Callable[[int], object]) -> str:
@@ -90,6 +120,26 @@ def test_a_device_that_misbehaves_is_closed_with_a_reason(
     assert word in reason
 
 
+@pytest.mark.parametrize(
+    ("frames", "word"),
+    [
+        ([embeddings(4, 0, 1)], f"embeddings of {B} records"),
+        ([embeddings(4, 0, B, arrays=1)], "must send 2 embeddings"),
+        ([embeddings(4, 1, B)], "must send batch 0 of its schedule, got 1"),
+        ([embeddings(4, 0, B), embeddings(4, 0, B)], "batch"),
+        ([embeddings(3, 0, B)], "spoke for device 3"),
+    ],
+    ids=["a batch of one", "half a batch", "ids out of schedule", "the same ids again", "another's name"],
+)
+def test_a_wrong_batch_is_refused_and_not_released(
+    parties: Parties, tmp_path: Path, frames: list[bytes], word: str
+) -> None:
+    """Record ids are the public schedule's: a batch names its place there, so a device cannot choose or repeat them."""
+    reason = asyncio.run(refused(parties, tmp_path, lambda port: said(parties, port, NAMES[3], frames, "rounds")))
+    assert word in reason
+    assert "closed" in reason
+
+
 def test_another_configuration_is_refused(parties: Parties, tmp_path: Path) -> None:
     other = config_of("head.rule=frozen", "train.rounds=9")
 
@@ -102,3 +152,108 @@ def test_another_configuration_is_refused(parties: Parties, tmp_path: Path) -> N
         return message.reason
 
     assert "another run configuration" in asyncio.run(refused(parties, tmp_path, act))
+
+
+@pytest.mark.parametrize(
+    ("who", "logged"),
+    [
+        ("nobody", "handshake: it showed no certificate;"),
+        ("a stranger", "'stranger' is not a device of this run"),
+        ("another authority's device", "handshake: its certificate is of another authority;"),
+        ("a device of last year", "handshake: its certificate has expired;"),
+    ],
+)
+def test_the_server_of_a_run_lets_nobody_in_but_its_devices(
+    parties: Parties, tmp_path: Path, who: str, logged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run's own listener: without a valid certificate there is no link, with a stranger's no place in the run."""
+    root = (parties.folder / "ca" / "ca.crt").read_bytes()
+    ours, theirs = load_authority(parties.folder / "ca"), make_authority(10)
+    key, past = new_key(), datetime.now(UTC) - timedelta(days=400)
+    issued = {
+        "nobody": None,
+        "a stranger": issue_certificate(ours, "stranger", LOCAL_HOSTS, key.public_key(), 1),
+        "another authority's device": issue_certificate(theirs, NAMES[3], LOCAL_HOSTS, key.public_key(), 1),
+        "a device of last year": issue_certificate(ours, NAMES[3], LOCAL_HOSTS, key.public_key(), 365, now=past),
+    }[who]
+    own = None if issued is None else (pem_key(key), issued.public_bytes(serialization.Encoding.PEM))
+
+    async def act(port: int) -> str:
+        with refusals_logged():
+            return await knock(port)
+
+    async def knock(port: int) -> str:
+        credentials = grpc.ssl_channel_credentials(root, *(own or (None, None)))
+        channel, stream = open_stream(f"127.0.0.1:{port}", credentials, "server")
+        try:
+            await stream.write(pack(hello(CONFIG, "", 0, parties.features[3].hashes.tobytes())))
+            message = unpack(None, await asyncio.wait_for(stream.read(), 20))
+        except LOST as error:
+            return type(error).__name__
+        finally:
+            await channel.close()
+        assert isinstance(message, Stop)
+        return message.reason
+
+    reason = asyncio.run(refused(parties, tmp_path, act))
+    assert "'stranger' is not a device of this run" in reason if who == "a stranger" else reason == "AioRpcError"
+    assert logged in caplog.text
+
+
+def test_what_is_not_about_a_handshake_stays_on_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    async def write() -> None:
+        with refusals_logged():
+            os.write(2, b"something else\n")
+
+    asyncio.run(write())
+    assert capfd.readouterr().err == "something else\n"
+    os.write(2, b"and later\n")
+    assert capfd.readouterr().err == "and later\n"
+
+
+def test_ids_that_are_there_twice_are_refused(
+    parties: Parties, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The counts are for the operator of the server; the device hears that it was refused, and may come back."""
+
+    async def act(port: int) -> str:
+        while caplog.text.count("is here") < 3:  # so that this one is the last whose ids are missing
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.3)
+        hashes = parties.features[3].hashes
+        twice = np.concatenate([hashes, hashes[:3]]).tobytes()
+        channel, stream = open_stream(f"127.0.0.1:{port}", channel_credentials(parties.credentials(NAMES[3])), "server")
+        await stream.write(pack(hello(CONFIG, "", 0, twice)))
+        assert isinstance(unpack(None, await stream.read()), Welcome)
+        await stream.write(pack(Ids(twice)))
+        message = unpack(None, await asyncio.wait_for(stream.read(), 20))
+        await channel.close()
+        assert isinstance(message, Stop)
+        return message.reason
+
+    caplog.set_level("INFO", "dpzv")
+    assert "could not be aligned" in asyncio.run(refused(parties, tmp_path, act))
+    assert "3" in next(r.getMessage() for r in caplog.records if r.levelname == "ERROR")
+
+
+def test_no_more_is_released_than_was_planned(parties: Parties, tmp_path: Path) -> None:
+    """A run that is over its rounds cannot be given more of them: the ledger knows what was promised."""
+    finished = asyncio.run(asyncio.wait_for(parties.together(CONFIG, tmp_path), 60))
+    assert finished is not None
+    (tmp_path / "server" / "summary.json").unlink()
+    more = config_of("head.rule=frozen", "train.rounds=9")
+    host = Host(more, parties.labels, RunFolder.existing(tmp_path / "server"))
+    with pytest.raises(PrivacyRefused, match="began"):
+        asyncio.run(asyncio.wait_for(host.run("127.0.0.1:0", server_credentials(parties.credentials("server"))), 20))
+    assert read_ledger(tmp_path / "server").releases == 8
+
+
+def test_a_gate_that_has_released_everything_refuses_the_next(parties: Parties, tmp_path: Path) -> None:
+    """As the last line of defence, whatever the rounds of the server do."""
+    asyncio.run(asyncio.wait_for(parties.together(CONFIG, tmp_path), 60))
+    fingerprint, plan = read_ledger(tmp_path / "server").data_fingerprint, read_ledger(tmp_path / "server").plan
+    with open_ledger(CONFIG, fingerprint, plan, RunFolder.existing(tmp_path / "server")) as ledger:
+        pending = Pending(9, 1, 2, B, np.zeros(1, np.int64), plan.C / 2**40, B)
+        with pytest.raises(PrivacyRefused, match="8 releases and all are made"):
+            Gate(ledger, make_noise(CONFIG)).submit(pending, bytes(32))
+        assert ledger.releases == 8

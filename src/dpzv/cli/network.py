@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +15,7 @@ import typer
 
 if TYPE_CHECKING:
     from dpzv.network.party import Party
+    from dpzv.runtime.record import RunFolder
 
 __all__ = ["device", "predict", "server"]
 
@@ -33,11 +33,10 @@ def server(
 
     Example: dpzv server server.toml
     """
-    from dpzv import config as configuration
     from dpzv.errors import ConfigError
+    from dpzv.network.operate import open_folder
     from dpzv.network.party import load_party
     from dpzv.network.status import read_status
-    from dpzv.runtime.record import RunFolder
 
     own = load_party(party)
     if status:
@@ -47,14 +46,7 @@ def server(
     if not own.listen:
         raise ConfigError(f"{party} is a device's file (it has `server`); run `dpzv device {party}`.")
     _log(quiet)
-    rendered = configuration.render(own.config)
-    if (own.out / "config.toml").exists():
-        folder = RunFolder.existing(own.out)
-        if (own.out / "config.toml").read_text() != rendered:
-            raise ConfigError(f"{own.out} holds a run with another configuration; choose another `out`.")
-    else:
-        folder = RunFolder.create(own.out, rendered)
-    summary = folder.read_summary() if folder.finished else asyncio.run(_serve(own, folder))
+    summary = asyncio.run(_serve(own, open_folder(own)))
     if summary is None:
         typer.echo("dpzv: stopped; everything up to here is kept, the same command goes on.", err=True)
         raise typer.Exit(130)
@@ -127,19 +119,10 @@ def predict(
     typer.echo(f"{len(names)} predictions: {out}. They stay with the server; no privacy claim covers them.")
 
 
-async def _serve(own: Party, folder: Any) -> dict[str, Any] | None:
-    from dpzv.network.credentials import server_credentials
-    from dpzv.network.host import Host
-    from dpzv.network.status import serve_metrics
+async def _serve(own: Party, folder: RunFolder) -> dict[str, Any] | None:
+    from dpzv.network.operate import serve
 
-    host = Host(own.config, own.labels(), folder)
-    _on_signal(host.stop)
-    metrics = await serve_metrics(own.metrics, host.status) if own.metrics else None
-    try:
-        return await host.run(own.listen, server_credentials(own.credentials))
-    finally:
-        if metrics is not None:
-            metrics.close()
+    return await serve(own, folder, lambda host: _on_signal(host.stop))
 
 
 async def _take_part(own: Party, stay: bool) -> None:
@@ -157,23 +140,11 @@ def _on_signal(stop: Callable[[], None]) -> None:
         loop.add_signal_handler(number, stop)
 
 
-class _Lines(logging.Formatter):
-    """One JSON object a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Time, level, who and what."""
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
-            "level": record.levelname.lower(),
-            "from": record.name,
-            "message": record.getMessage(),
-        }
-        return msgspec.json.encode(line).decode()
-
-
 def _log(quiet: bool) -> None:
+    from dpzv.network.operate import JsonLines
+
     handler = logging.StreamHandler()
-    handler.setFormatter(_Lines())
+    handler.setFormatter(JsonLines())
     logger = logging.getLogger("dpzv")
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.WARNING if quiet else logging.INFO)

@@ -81,10 +81,11 @@ class ServerRule(rules.ServerRule):
         The asking device's columns are replaced by h_plus, then by h_minus.
         """
         h_plus, h_minus = h
-        rows[:, columns] = h_plus
+        own = rows[:, columns]
+        own.copy_(h_plus)
         f_plus = self.loss(self.rule.output(t, rows, lam), y)
-        rows[:, columns] = h_minus
+        own.copy_(h_minus)
         f_minus = self.loss(self.rule.output(t, rows, -lam), y)
-        rows[:, columns] = (h_plus + h_minus) / 2
+        torch.add(h_plus, h_minus, out=own).div_(2)
         clipped = clipped_sum(delta_zo(f_plus, f_minus, lam), self.C, contributes)
         return Answer(np.array([clipped.total]), clipped.grid, divisor=len(y))

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
 from dpzv.errors import ConfigError, DataError, PeerError
-from dpzv.network.link import LOST, Stream, open_stream
+from dpzv.network.link import LONGEST_PAUSE, LOST, Stream, open_stream
 from dpzv.network.wire import Ask, Control, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, shown, unpack
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
@@ -40,8 +40,10 @@ __all__ = ["Features", "Guest"]
 
 LOG = logging.getLogger("dpzv.device")
 STATE = "state.safetensors"
-LONGEST_PAUSE = 30.0
-"""Seconds between two attempts to connect, at most."""
+UNHEARD = (
+    "; it never answered: check its address, that it runs, and with `dpzv keys show` that both certificates are of one "
+    "authority and not expired"
+)
 STAYING_PAUSE = 3.0
 """The same for a device that waits for somebody who wants predictions."""
 
@@ -70,6 +72,8 @@ class Guest:
         self._codec: Codec | None = None
         self._run_id, self._m, self._D = "", 0, 0
         self._stopping = asyncio.Event()
+        self._inbox: asyncio.Queue[object] = asyncio.Queue()
+        self._reading: asyncio.Task[None] | None = None
         self._saved = time.monotonic()
 
     async def run(
@@ -88,7 +92,7 @@ class Guest:
                         return
                     longest = STAYING_PAUSE
             except LOST as error:
-                LOG.warning("the link to the server is lost (%s)", _short(error))
+                LOG.warning("the link to the server is lost (%s)%s", _short(error), "" if self._m else UNHEARD)
             except PeerError as error:
                 LOG.error("%s", error)
             except (ConfigError, DataError) as error:
@@ -104,6 +108,8 @@ class Guest:
     def stop(self) -> None:
         """Say goodbye after the message at hand; weights are kept."""
         self._stopping.set()
+        with suppress(asyncio.QueueFull):  # else what is there is noticed first
+            self._inbox.put_nowait(None)
 
     async def _connect(self, address: str, credentials: grpc.ChannelCredentials, server: str) -> bool:
         """One session; true if it ended for good."""
@@ -111,6 +117,9 @@ class Guest:
         try:
             return await self._talk(stream)
         finally:
+            if self._reading is not None:
+                self._reading.cancel()
+                self._reading = None
             if self._device is not None:
                 self._save()
             await channel.close()
@@ -123,18 +132,29 @@ class Guest:
         await stream.write(pack(hello(self._config, state.run_id, state.position, hashes)))
         while True:
             message = await self._read(stream)
-            if message is None or isinstance(message, Stop):
-                if message is None:
-                    await self._goodbye(stream, "stopped by its operator", final=False)
-                    return True
-                LOG.info("the server says goodbye: %s", shown(message.reason))
-                if message.final and self._device is not None:
-                    self._finish(self._device)
-                await self._goodbye(stream, "goodbye", final=message.final)
-                return message.final
-            await self._answer(stream, message, hashes)
+            if message is None:
+                await self._goodbye(stream, "stopped by its operator", final=False)
+                return True
+            if isinstance(message, Stop):
+                return await self._end(stream, message)
+            try:
+                await self._answer(stream, message, hashes)
+            except LOST:  # the server may have closed this device while it wrote
+                stop = await self._last_words(stream)
+                if stop is None:
+                    raise
+                return await self._end(stream, stop)
             if self._device is not None and time.monotonic() - self._saved > self._config.runtime.checkpoint_seconds:
                 self._save()
+
+    async def _end(self, stream: Stream, stop: Stop) -> bool:
+        """The server's goodbye; true if it is for good."""
+        LOG.info("the server says goodbye: %s", shown(stop.reason))
+        if stop.final and self._device is not None:
+            self._save()
+            self._finish(self._device)
+        await self._goodbye(stream, "goodbye", final=stop.final)
+        return stop.final
 
     async def _goodbye(self, stream: Stream, reason: str, *, final: bool) -> None:
         with suppress(*LOST):  # who has said goodbye already may be gone
@@ -170,7 +190,7 @@ class Guest:
         elif isinstance(message, Ask) and message.what == "rounds" and not device.waiting:
             await stream.write(pack_message(codec, device.upload()))
         elif isinstance(message, Ask) and message.what in ("fill", "evaluate"):
-            for part in device.fill() if message.what == "fill" else device.evaluate():
+            for part in device.fill(max(0, message.start)) if message.what == "fill" else device.evaluate():
                 await stream.write(pack_message(codec, part))
             await stream.write(pack(Done(message.what)))
         elif isinstance(message, Ask) and message.what == "predict":
@@ -181,16 +201,35 @@ class Guest:
         else:
             raise PeerError(f"the server sent {type(message).__name__} out of turn; it is closed.")
 
+    async def _receive(self, stream: Stream) -> None:
+        """Take what comes, so that the next message is read while this one is answered."""
+        frame: object = None
+        while frame is not grpc.aio.EOF:
+            try:
+                frame = await stream.read()
+            except (PeerError, *LOST) as error:
+                await self._inbox.put(error)
+                return
+            await self._inbox.put(frame)
+
+    async def _last_words(self, stream: Stream) -> Stop | None:
+        """The goodbye of a server that is gone, if it came."""
+        with suppress(PeerError, *LOST):
+            while (message := await asyncio.wait_for(self._read(stream), 1)) is not None:
+                if isinstance(message, Stop):
+                    return message
+        return None
+
     async def _read(self, stream: Stream) -> Control | Message | None:
         """The next message, or `None` once this device is asked to stop."""
-        reading = asyncio.ensure_future(stream.read())
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not reading.done():
-            reading.cancel()
+        if self._reading is None:
+            self._inbox = asyncio.Queue(2)  # the protocol never has more on the way
+            self._reading = asyncio.create_task(self._receive(stream))
+        frame = None if self._stopping.is_set() else await self._inbox.get()
+        if frame is None or self._stopping.is_set():
             return None
-        stopping.cancel()
-        frame = reading.result()
+        if isinstance(frame, BaseException):
+            raise frame
         if frame is grpc.aio.EOF:
             raise ConnectionError("the server ended the stream without a goodbye")
         return unpack(self._codec, frame)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import grpc
@@ -19,7 +19,7 @@ from dpzv import __version__
 from dpzv.config import Config
 from dpzv.errors import DpzvError, PeerError
 from dpzv.network.credentials import peer_name
-from dpzv.network.link import LOST, Stream, listen
+from dpzv.network.link import LONGEST_PAUSE, LOST, Stream, listen
 from dpzv.network.meeting import Labels, Meeting
 from dpzv.network.peers import Peer, Peers
 from dpzv.network.rounds import Batch
@@ -48,6 +48,13 @@ __all__ = ["Host"]
 LOG = logging.getLogger("dpzv.server")
 FIRST_WORD_SECONDS = 30.0
 """How long a new connection may stay silent."""
+IDS_SECONDS = 600.0
+"""How long a device may take to send its ids: a million over a slow line."""
+GOODBYE_SECONDS = 5.0
+"""How long a closed device may take to finish its sentence and say goodbye."""
+FAREWELL_SECONDS = LONGEST_PAUSE + 10
+"""How long a finished server waits for devices that are away, to tell them."""
+STOPPING = "the server stops; come back later"
 
 
 class Host:
@@ -61,34 +68,54 @@ class Host:
         self._peers = Peers()
         self._session: Session | None = None
         self._aligned = asyncio.Event()
-        self._stopping = self._finished = False
+        self._stopping = self._finished = self._closing = False
+        self._told: set[int] = set()  # devices that know that the run is finished, and have kept their weights
         self.port = 0
 
     async def run(self, address: str, credentials: grpc.ServerCredentials) -> dict[str, Any] | None:
         """Listen, train to the end and return the summary, or `None` if stopped before (it can be started again)."""
         listener, self.port = await listen(address, credentials, self._talk)
         LOG.info("listening on port %d for %s", self.port, ", ".join(self._names))
-        final = False
         watching = asyncio.create_task(self._keep_status())
         try:
             with ExitStack() as stack:
+                stack.callback(setattr, self, "_closing", True)  # before anybody is heard again: the ledger is closed
                 while not self._meeting.complete and not self._stopping:
                     await self._news()
                 if self._stopping:
                     return None
                 LOG.info("records: %s", self._meeting.counts)
                 self._session = Session(self._config, self._labels, self._meeting, self._folder, self._peers, stack)
+                self._finished = self._folder.finished  # then it was started again for devices that were away
                 self._aligned.set()
-                summary = await self._train(self._session)
-                final = self._finished = summary is not None
+                summary = self._folder.read_summary() if self._finished else await self._train(self._session)
+                if summary is not None:
+                    self._finished = True
+                    await self._farewell()
                 return summary
         finally:
-            reason = "the run is finished" if final else "the server stops; come back later"
             for peer in self._peers.everybody():
-                await peer.close(reason, final=final)
+                await peer.close(STOPPING)
             await listener.stop(grace=2)
             watching.cancel()
             write_status(self._folder.path, self.status())
+
+    async def _farewell(self) -> None:
+        """Tell every device that the run is finished, and wait a little for those that are away."""
+        for peer in self._peers.present():
+            await self._dismiss(peer)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                while len(self._told) < len(self._names) and not self._stopping:
+                    await self._news()
+        away = [name for m, name in enumerate(self._names, 1) if m not in self._told]
+        if away:
+            LOG.warning(
+                "%s did not hear that the run is finished; start the server again once it is back", ", ".join(away)
+            )
+
+    async def _dismiss(self, peer: Peer) -> None:
+        await peer.close("the run is finished", final=True)
 
     def status(self) -> Status:
         """Where the run is, for its operator."""
@@ -99,7 +126,7 @@ class Host:
         server, seen = session.server, session.book.snapshot("")
         stage = "rounds" if session.begun else "filling the table"
         devices = tuple(
-            DeviceStatus(name, m in here, server.positions[m - 1], server.t - server.times[m - 1])
+            DeviceStatus(name, m in here, server.positions[m - 1], server.t - server.times[m - 1], m in self._told)
             for m, name in enumerate(self._names, 1)
         )
         meter = session.book.meter
@@ -155,10 +182,16 @@ class Host:
             peer = await self._peers.attach(m, stream)
             LOG.info("device %d (%s) is here", m, self._names[m - 1])
             await self._introduce(peer, hello)
+            if self._finished:
+                await self._dismiss(peer)
             await self._listen_to(peer, stream)
+            await self._hear_out(peer, stream)
         except PeerError as error:
             LOG.warning("%s", error)
-            await (peer or Peer(0, stream)).close(str(error))
+            refused = peer or Peer(0, stream)
+            await refused.close(str(error))
+            self._peers.detach(refused)
+            await self._hear_out(refused, stream)
         except LOST:
             if peer is None or not peer.closed.is_set():
                 LOG.warning("device %s is gone without a goodbye", peer.m if peer else "?")
@@ -189,7 +222,7 @@ class Host:
         needs = self._meeting.needs(m, hello.ids_sha256)
         await peer.tell(Welcome(m, "", "train", needs))
         if needs:
-            ids = await self._read(stream, None, FIRST_WORD_SECONDS)
+            ids = await self._read(stream, None, IDS_SECONDS)
             if not isinstance(ids, Ids):
                 raise PeerError(f"device {m} must send its hashed ids, got {type(ids).__name__}; it is closed.")
             try:
@@ -213,13 +246,15 @@ class Host:
             )
         await peer.tell(Welcome(m, run_id, "train", False))
         await peer.tell(self._meeting.rows(m))
+        if self._closing:
+            raise PeerError(STOPPING)
         for release in session.missed(m, hello.position if hello.run_id else 0):
             await peer.send(pack_message(session.codecs[m - 1], release))
         peer.introduced = True
         self._peers.changed.set()
         if session.needs_fill(m):
-            await peer.tell(Ask("fill"))
-        elif session.begun:
+            await peer.tell(Ask("fill", start=session.filled_to(m, again=bool(hello.run_id))))
+        elif session.begun and not self._finished:
             await peer.tell(Ask("rounds"))
 
     async def _listen_to(self, peer: Peer, stream: Stream) -> None:
@@ -232,7 +267,7 @@ class Host:
                 raise ConnectionError(f"device {m} ended its stream without a goodbye")
             message = unpack(session.codecs[m - 1], frame)
             if isinstance(message, Stop):
-                LOG.info("device %d says goodbye: %s", m, shown(message.reason))
+                self._goodbye(peer, message)
                 return
             if isinstance(message, Embeddings | Fill | Evaluation) and message.m != m:
                 raise PeerError(f"device {m} spoke for device {message.m}; it is closed.")
@@ -249,6 +284,20 @@ class Host:
                 session.rounds.evaluated(m)
             else:
                 raise PeerError(f"device {m} sent {type(message).__name__} out of turn; it is closed.")
+
+    async def _hear_out(self, peer: Peer, stream: Stream) -> None:
+        """Let a closed device finish its sentence: one whose stream ends while it writes never reads why."""
+        with suppress(PeerError, *LOST):
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                while (frame := await stream.read()) is not grpc.aio.EOF:
+                    if frame[:1] == b"c" and isinstance(message := unpack(None, frame), Stop):
+                        self._goodbye(peer, message)
+
+    def _goodbye(self, peer: Peer, stop: Stop) -> None:
+        LOG.info("device %d says goodbye: %s", peer.m, shown(stop.reason))
+        if stop.final and self._finished:
+            self._told.add(peer.m)
+            self._peers.changed.set()
 
     async def _read(self, stream: Stream, codec: Codec | None, seconds: float) -> Control | Message:
         return unpack(codec, await asyncio.wait_for(stream.read(), seconds))

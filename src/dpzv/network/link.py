@@ -1,9 +1,14 @@
-"""gRPC streams of raw bytes, and the options that make a dead or frozen peer known within seconds."""
+"""gRPC streams of frames, and the options that make a dead or frozen peer known within seconds.
+
+The pings that find a dead peer wait behind whatever is already on its way. So little may be on its way at once: a long
+frame is sent in parts, and gRPC is kept from widening its window.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -12,12 +17,15 @@ from dpzv.errors import PeerError
 from dpzv.network.credentials import peer_option
 from dpzv.protocol.codec import MAX_FRAME
 
-__all__ = ["LOST", "METHOD", "Stream", "listen", "open_stream"]
+__all__ = ["LONGEST_PAUSE", "LOST", "METHOD", "PART", "Frames", "Stream", "heard_out", "listen", "open_stream"]
 
 METHOD = "/dpzv.Session/Run"
 
-LOST = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError, ConnectionError, TimeoutError)
+LOST = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError, ConnectionError, TimeoutError)
 """What reading from or writing to a stream raises when the other side is gone."""
+
+LONGEST_PAUSE = 30.0
+"""Seconds between two attempts of a device to connect, at most."""
 
 _OPTIONS = [
     ("grpc.max_send_message_length", MAX_FRAME + 1),
@@ -25,6 +33,7 @@ _OPTIONS = [
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),  # without it a frozen peer went unnoticed for 45 s
+    ("grpc.http2.bdp_probe", 0),  # with it a bulk transfer over a lossy link held pings up for more than 4 s
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
@@ -32,7 +41,65 @@ _OPTIONS = [
 ]
 
 Stream = Any
-"""A gRPC stream: ``await read()`` gives bytes or the end-of-stream mark, ``await write(bytes)`` sends."""
+"""What parties talk over: ``await read()`` gives a frame or the end-of-stream mark, ``await write(frame)`` sends."""
+
+PART = 1 << 18
+"""Bytes of the longest message that is sent; a longer frame goes in parts."""
+
+_MORE, _LAST = b"+", b"."
+
+
+class Frames:
+    """A gRPC stream of frames. One of more than `PART` bytes goes as several messages: all begin with '+', the last
+    with '.'. One writer at a time."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+
+    async def read(self) -> Any:
+        """The next frame, whole."""
+        message = await self.raw.read()
+        if message is grpc.aio.EOF or message[:1] != _MORE:
+            return message
+        parts, size = [], 0
+        while message is not grpc.aio.EOF:
+            parts.append(memoryview(message)[1:])
+            size += len(message)
+            if size > MAX_FRAME or message[:1] not in (_MORE, _LAST):
+                raise PeerError(f"a frame in parts has '+' and '.' before them and {MAX_FRAME} bytes; it is closed.")
+            if message[:1] == _LAST:
+                return b"".join(parts)
+            message = await self.raw.read()
+        return message
+
+    async def write(self, frame: bytes) -> None:
+        """Send a frame."""
+        if len(frame) <= PART:
+            await self.raw.write(frame)
+            return
+        for start in range(0, len(frame), PART - 1):
+            mark = _MORE if start + PART - 1 < len(frame) else _LAST
+            await self.raw.write(mark + frame[start : start + PART - 1])
+
+    def auth_context(self) -> Any:
+        """What the handshake found out about the other side; at the server."""
+        return self.raw.auth_context()
+
+    def peer(self) -> str:
+        """Where the other side is; at the server."""
+        return str(self.raw.peer())
+
+    async def done_writing(self) -> None:
+        """Say that nothing more comes."""
+        await self.raw.done_writing()
+
+
+async def heard_out(stream: Stream) -> None:
+    """Let a refused peer finish its sentence: one whose stream ends while it writes never reads why."""
+    with suppress(PeerError, *LOST):
+        async with asyncio.timeout(2):
+            while await stream.read() is not grpc.aio.EOF:
+                pass
 
 
 async def listen(
@@ -40,8 +107,8 @@ async def listen(
 ) -> tuple[grpc.aio.Server, int]:
     """Serve `session` for every stream at `address` (``host:port``; port 0: any); the server and its port."""
 
-    async def run(_: Any, context: Stream) -> None:
-        await session(context)
+    async def run(_: Any, context: Any) -> None:
+        await session(Frames(context))
 
     handler = grpc.stream_stream_rpc_method_handler(run)
     service, method = METHOD.strip("/").split("/")
@@ -58,4 +125,4 @@ async def listen(
 def open_stream(address: str, credentials: grpc.ChannelCredentials, server: str) -> tuple[grpc.aio.Channel, Stream]:
     """A channel to the party called `server` at `address` and one stream on it; nothing is sent yet."""
     channel = grpc.aio.secure_channel(address, credentials, options=[*_OPTIONS, peer_option(server)])
-    return channel, channel.stream_stream(METHOD)()
+    return channel, Frames(channel.stream_stream(METHOD)())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 
 import grpc
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from dpzv.config import Config, per_device
 from dpzv.errors import DataError, PeerError
 from dpzv.network.credentials import peer_name
-from dpzv.network.link import LOST, Stream, listen
+from dpzv.network.link import LOST, Stream, heard_out, listen
 from dpzv.network.meeting import Labels, Meeting
 from dpzv.network.peers import Peer
 from dpzv.network.wire import PROTOCOL, Ask, Done, Hello, Ids, Welcome, agreed_hash, unpack
@@ -25,6 +26,7 @@ from dpzv.protocol.messages import Evaluation
 from dpzv.runtime.build import plan_of
 from dpzv.runtime.networks import load_head
 from dpzv.runtime.record import RunFolder
+from dpzv.runtime.run import open_ledger
 from dpzv.runtime.sides import codec_of
 
 __all__ = ["Predictor"]
@@ -32,10 +34,12 @@ __all__ = ["Predictor"]
 LOG = logging.getLogger("dpzv.predict")
 SECONDS = 60.0
 """How long a device may be silent while it is asked."""
+IDS_SECONDS = 600.0
+"""How long it may take to send its ids: a million over a slow line."""
 
 
-class _Missing(PeerError):
-    """A device lacks records: the prediction cannot be made, whoever else answers."""
+class _Unable(PeerError):
+    """A device lacks records or releases: the prediction cannot be made, whoever else answers."""
 
 
 class Predictor:
@@ -48,6 +52,9 @@ class Predictor:
         self._names, self._wanted = config.network.devices, wanted
         self._meeting = Meeting(folder.path, labels, len(self._names), config.data.holdout, 1)
         self._plan = plan_of(config, len(self._meeting.labels()[0]), len(self._names))
+        with open_ledger(config, self._meeting.fingerprint, self._plan, folder) as ledger:
+            self._run_id = ledger.run_id
+            self._releases = Counter(m for _, m, *_ in ledger.released())
         widths = per_device("devices.embedding", config.devices.embedding, len(self._names))
         self._offsets = np.cumsum([0, *widths])
         self._rows = torch.zeros(len(wanted), int(self._offsets[-1]))
@@ -90,25 +97,38 @@ class Predictor:
             agreed = (PROTOCOL, agreed_hash(self._config))
             if not isinstance(hello, Hello) or (hello.protocol, hello.config_hash) != agreed:
                 raise PeerError(f"'{name}' has another version or run configuration than the server; give it the same.")
+            self._check_weights(peer.m, hello)
             await self._ask(peer)
             self._left.discard(peer.m)
             await peer.close("the embeddings are here", final=True)
-        except _Missing as error:
+        except _Unable as error:
             self._failure = error
-            await peer.close("records were asked for that this device does not have")
+            await peer.close("this device cannot take part; the server's operator knows why")
         except PeerError as error:
             LOG.warning("%s", error)
             await peer.close(str(error))
+            await heard_out(stream)
         except LOST:
             LOG.warning("device %d is gone", peer.m)
         finally:
             self._news.set()
 
+    def _check_weights(self, m: int, hello: Hello) -> None:
+        """Refuse a device whose weights are not those at the end of this run."""
+        if (hello.run_id, hello.position) != (self._run_id, self._releases[m]):
+            of_this = (
+                f"is at batch {hello.position} of {self._releases[m]}" if hello.run_id == self._run_id else "is not"
+            )
+            raise _Unable(
+                f"device {m} ({self._names[m - 1]}) {of_this} of this run; start `dpzv server` again, so that it hears "
+                "what it has missed, or give it its folder back."
+            )
+
     async def _ask(self, peer: Peer) -> None:
         """Everything one device has to send."""
         m, stream = peer.m, peer.stream
         await peer.tell(Welcome(m, "", "predict", True))
-        ids = unpack(None, await asyncio.wait_for(stream.read(), SECONDS))
+        ids = unpack(None, await asyncio.wait_for(stream.read(), IDS_SECONDS))
         if not isinstance(ids, Ids) or len(ids.hashes) % 16:
             raise PeerError(f"device {m} must send its hashed ids, got {type(ids).__name__}; it is closed.")
         rows = self._found(m, np.frombuffer(ids.hashes, np.uint8).reshape(-1, 16))
@@ -129,12 +149,16 @@ class Predictor:
 
     def _found(self, m: int, hashes: NDArray[np.uint8]) -> NDArray[np.int64]:
         """The device's row of every wanted record; refused with a count where it has none."""
-        place = {row.tobytes(): i for i, row in enumerate(hashes)}
-        rows = [place.get(row.tobytes(), -1) for row in self._wanted]
-        missing = sum(row < 0 for row in rows)
+        words, wanted = (np.ascontiguousarray(array).view(np.uint64) for array in (hashes, self._wanted))  # [n, 2]
+        if not len(words):
+            words = ~wanted[:1]
+        order = np.argsort(words[:, 0], kind="stable")  # by half of the hash: by chance no two agree in it
+        at = np.minimum(np.searchsorted(words[order, 0], wanted[:, 0]), len(order) - 1)
+        rows = order[at].astype(np.int64)
+        missing = int((words[rows] != wanted).any(axis=1).sum())
         if missing:
-            raise _Missing(
+            raise _Unable(
                 f"device {m} ({self._names[m - 1]}) has no record for {missing} of {len(rows)} ids; leave them out, or "
                 "add them to its file."
             )
-        return np.array(rows, np.int64)
+        return rows

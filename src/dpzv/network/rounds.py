@@ -9,7 +9,9 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -62,7 +64,9 @@ class Rounds:
         self._waiting: dict[int, Batch] = {}
         self._tests: dict[int, list[Evaluation]] = {}
         self._incoming: dict[int, list[Evaluation]] = {}
-        self._sending: set[asyncio.Task[None]] = set()
+        self._unsent: list[tuple[Peer, Release, bytes]] = []  # releases that are not durable yet
+        self._committing = False
+        self._sending: set[asyncio.Task[Any]] = set()
         self._failure: BaseException | None = None
         self._saved = time.monotonic()
 
@@ -116,7 +120,7 @@ class Rounds:
                 await self.evaluate()
             if time.monotonic() - self._saved > self._config.runtime.checkpoint_seconds:
                 self.save()
-        if self._sending:
+        while self._sending:
             await asyncio.wait(self._sending)
         if T == 0:
             self._server.train_head(self._gate.head_steps(0))
@@ -133,7 +137,8 @@ class Rounds:
         deadline = time.monotonic() + EVALUATION_SECONDS
         # one that is lost meanwhile is not waited for: it would have to be asked again
         while any(peer.m not in self._tests and not peer.closed.is_set() for peer in asked):
-            if not await self._wait(deadline - time.monotonic()):
+            await self._wait(deadline - time.monotonic())
+            if time.monotonic() > deadline:
                 LOG.warning("test embeddings did not come in time; the last ones are used")
                 break
         for m, last in before.items():
@@ -209,27 +214,41 @@ class Rounds:
             LOG.warning("device %d is closed: %s", m, error)
             await batch.peer.close(str(error))
             return
-        sha256 = hashlib.sha256(batch.frame[1:])
+        sha256 = hashlib.sha256(memoryview(batch.frame)[1:])
         release = self._gate.submit(pending, sha256.digest())
         server.accept(release, self._gate.head_steps(release.t))
-        self._folder.transcript(release.t, m, exactly(release.Delta), sha256.hexdigest())
         answer = pack_message(codec, release)
+        if self._config.noise.source == "exact":
+            self._unsent.append((batch.peer, release, answer))
+            if not self._committing:
+                self._start(self._commit())
+        else:
+            await batch.peer.send(answer)
+        # what nobody waits for comes last
+        self._folder.transcript(release.t, m, exactly(release.Delta), sha256.hexdigest())
         meter.bytes_up += len(batch.frame) - 1
         meter.bytes_down += len(answer) - 1
         width, arrays = batch.message.h[0].shape[1], len(batch.message.h)
         meter.payload_bytes += codec.embeddings_bytes(pending.B, width, arrays) + codec.answer_bytes(len(release.Delta))
-        if self._config.noise.source == "exact":
-            task = asyncio.create_task(self._send_durable(batch.peer, release, answer))
-            self._sending.add(task)
-            task.add_done_callback(self._sent)
-        else:
-            await batch.peer.send(answer)
 
-    async def _send_durable(self, peer: Peer, release: Release, answer: bytes) -> None:
-        await asyncio.to_thread(self._gate.ledger.wait, release.t)
-        await peer.send(answer)
+    async def _commit(self) -> None:
+        """Make all queued releases durable at once, then send them; the next rounds queue up meanwhile."""
+        self._committing = True
+        try:
+            while self._unsent:
+                group, self._unsent = self._unsent, []
+                await asyncio.to_thread(self._gate.ledger.wait, group[-1][1].t)
+                for peer, _, answer in group:
+                    self._start(peer.send(answer))
+        finally:
+            self._committing = False
 
-    def _sent(self, task: asyncio.Task[None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(work)
+        self._sending.add(task)
+        task.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[Any]) -> None:
         self._sending.discard(task)
         if not task.cancelled() and task.exception() is not None:  # a disk that failed ends the run
             self._failure = task.exception()
@@ -238,11 +257,11 @@ class Rounds:
     def _notify(self) -> None:
         self._news.set()
 
-    async def _wait(self, seconds: float) -> bool:
-        """Until something happens; false if nothing did in time."""
+    async def _wait(self, seconds: float) -> None:
+        """Until something happens, or for so long."""
+        late = asyncio.get_running_loop().call_later(seconds, self._notify)  # `wait_for` costs a task each time
         try:
-            await asyncio.wait_for(self._news.wait(), max(seconds, 0.001))
-        except TimeoutError:
-            return False
+            await self._news.wait()
+        finally:
+            late.cancel()
         self._news.clear()
-        return True

@@ -62,12 +62,25 @@ class Session:
         """Whether device m must still upload all its train records."""
         return not self.begun and self._config.table.start == "fill" and m not in self.filled
 
+    def filled_to(self, m: int, *, again: bool) -> int:
+        """The train record from which device m's fill goes on: behind the last chunk that came, unless it is a new one.
+
+        `again`: it still has the weights of then.
+        """
+        if not again:
+            self._rows.pop(m, None)
+        return self._rows.get(m, 0)
+
     def fill(self, message: Fill, size: int) -> None:
-        """A chunk of the first fill, in a frame of `size` bytes."""
-        if self.begun:
-            raise PeerError(f"device {message.m} sent a first fill after the rounds began; the peer is closed.")
+        """A chunk of the first fill, in a frame of `size` bytes; chunks come in order."""
+        expected = self._rows.get(message.m, 0)
+        if self.begun or message.start != expected:
+            raise PeerError(
+                f"device {message.m} may fill row {expected} next, before the rounds begin, got row {message.start}; "
+                "the peer is closed."
+            )
         self.server.fill(message)
-        self._rows[message.m] = self._rows.get(message.m, 0) + len(message.h)
+        self._rows[message.m] = expected + len(message.h)
         meter = self.book.meter
         meter.bytes_up += size
         meter.bytes_initial += size
@@ -102,9 +115,11 @@ class Session:
         self.begun = True
         self.book.meter, self.book.targets = progress.meter, dict(progress.targets)
         self.book.seconds_before = progress.seconds
-        self._folder.cut(progress.lengths)
+        finished = self._folder.finished  # then its logs are complete
+        if not finished:
+            self._folder.cut(progress.lengths)
         server = self.server
         for t, m, position, Delta, frame_sha256 in self.ledger.released():
-            if t > progress.t:
+            if t > progress.t and not finished:
                 self._folder.transcript(t, m, exactly(Delta), frame_sha256.hex())
                 server.t, server.positions[m - 1], server.times[m - 1] = t, position + 1, t

@@ -18,12 +18,16 @@ FILE = "status.json"
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
-    """One device: whether it is connected, its releases so far, and how many rounds it is behind."""
+    """One device: whether it is connected, its releases so far, and how many rounds it is behind.
+
+    told: it has heard that the run is finished, and kept its weights.
+    """
 
     name: str
     here: bool
     releases: int
     rounds_behind: int
+    told: bool = False
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -53,7 +57,8 @@ class Status(msgspec.Struct, frozen=True):
 
     def _device_lines(self) -> list[str]:
         return [
-            f"  {d.name}: {'here' if d.here else 'away'}, {d.releases} releases, {d.rounds_behind} rounds behind"
+            f"  {d.name}: {'finished' if d.told else 'here' if d.here else 'away'}, {d.releases} releases, "
+            f"{d.rounds_behind} rounds behind"
             for d in self.devices
         ]
 

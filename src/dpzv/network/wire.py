@@ -85,10 +85,14 @@ class Rows(_Control, frozen=True, tag="rows"):
 
 
 class Ask(_Control, frozen=True, tag="ask"):
-    """Server -> device: send the first fill, begin the rounds, send test embeddings, or those of `rows`."""
+    """Server -> device: send the first fill, begin the rounds, send test embeddings, or those of `rows`.
+
+    `start` is the train record from which the fill goes on.
+    """
 
     what: Literal["fill", "rounds", "evaluate", "predict"]
     rows: bytes = b""
+    start: int = 0
 
 
 class Done(_Control, frozen=True, tag="done"):
@@ -127,7 +131,7 @@ def unpack(codec: Codec | None, frame: object) -> Control | Message:
     most = MAX_FRAME if frame[:1] == b"m" or frame[2:6] in (b"\xa3ids", b"\xa4row") else MAX_CONTROL
     if len(frame) > most:
         raise PeerError(f"a frame of its kind has at most {most} bytes, got {len(frame)}; the peer is closed.")
-    kind, body = frame[:1], frame[1:]
+    kind, body = frame[:1], memoryview(frame)[1:]
     if kind == b"m" and codec is not None:
         return codec.decode(body)
     if kind != b"c":

@@ -32,21 +32,21 @@ class _Fill(_Wire, tag="f"):
     m: int
     start: int
     shape: tuple[int, int]
-    h: bytes
+    h: memoryview
 
 
 class _Embeddings(_Wire, tag="e"):
     m: int
     position: int
     shape: tuple[int, int]
-    h: tuple[bytes, ...]
+    h: tuple[memoryview, ...]
 
 
 class _Evaluation(_Wire, tag="v"):
     m: int
     start: int
     shape: tuple[int, int]
-    h: bytes
+    h: memoryview
 
 
 class _Release(_Wire, tag="r"):
@@ -98,7 +98,7 @@ class Codec:
             wire = _Release(message.t, message.m, message.position, message.Delta.astype(self._answer).tobytes())
         return self._encoder.encode(wire)
 
-    def decode(self, frame: bytes) -> Message:
+    def decode(self, frame: bytes | memoryview) -> Message:
         """The message of a frame; anything malformed is a `PeerError`, whatever its bytes."""
         if len(frame) > MAX_FRAME:
             raise PeerError(f"a frame has at most {MAX_FRAME} bytes, got {len(frame)}; the peer is closed.")
@@ -117,10 +117,13 @@ class Codec:
             return Evaluation(wire.m, wire.start, self._unpack(wire.h, wire.shape))
         return Release(wire.t, wire.m, wire.position, self._numbers(wire.Delta))
 
-    def _pack(self, h: torch.Tensor) -> bytes:
-        # a value beyond half precision's range becomes inf, and the server stores that row as zeros
-        with np.errstate(over="ignore"):
-            return h.detach().cpu().numpy().astype(self._type, copy=False).tobytes()
+    def _pack(self, h: torch.Tensor) -> memoryview:
+        values = h.detach().cpu().numpy()
+        if values.dtype != self._type:
+            # a value beyond half precision's range becomes inf, and the server stores that row as zeros
+            with np.errstate(over="ignore"):
+                values = values.astype(self._type)
+        return np.ascontiguousarray(values).data
 
     def _numbers(self, data: bytes) -> NDArray[np.float64]:
         if not data or len(data) % self._answer.itemsize:
@@ -131,11 +134,13 @@ class Codec:
             raise PeerError("a release must be finite numbers, got others; the peer is closed.")
         return numbers
 
-    def _unpack(self, data: bytes, shape: tuple[int, int]) -> torch.Tensor:
+    def _unpack(self, data: memoryview, shape: tuple[int, int]) -> torch.Tensor:
         expected = shape[0] * shape[1] * self._type.itemsize
         if min(shape) < 0 or max(shape) > MAX_FRAME or len(data) != expected:
             raise PeerError(f"an array of shape {shape} has {expected} bytes, got {len(data)}; closed.")
         values = np.frombuffer(data, self._type).reshape(shape)
+        if not self._half:
+            return torch.from_numpy(values.copy())
         with np.errstate(invalid="ignore"):  # a value that is not a number is dealt with later, row by row
             return torch.from_numpy(values.astype(np.float32))
 

@@ -32,9 +32,9 @@ class Device:
         self._x_train, self._x_test, self._schedule = x_train, x_test, schedule
         self.waiting = False
 
-    def fill(self) -> Iterator[Fill]:
-        """The embeddings of all train records under the present w_m, in chunks."""
-        for start in range(0, len(self._x_train), CHUNK):
+    def fill(self, first: int = 0) -> Iterator[Fill]:
+        """The embeddings of all train records from `first` on under the present w_m, in chunks."""
+        for start in range(first, len(self._x_train), CHUNK):
             yield Fill(self.m, start, self.rule.fill(self._x_train[start : start + CHUNK], start))
 
     def evaluate(self) -> Iterator[Evaluation]:

@@ -6,6 +6,7 @@ finite is stored as zeros and contributes 0, since a refusal that depends on a r
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,15 +78,21 @@ class Server:
         accelerator = self.y_train.device
         ids = torch.from_numpy(self._schedules[m - 1].ids(message.position)).to(accelerator)
         arrays = [h.to(accelerator) for h in message.h]
-        finite = torch.stack([_finite(h) for h in arrays]).all(dim=0)
-        h = tuple(_zeroed(array, finite) for array in arrays)
-        contributes = finite if contributes is None else finite & contributes.to(accelerator)
-        self._measure_delay(m, ids)
-        rows, y = self.table.rows(ids), self.y_train[ids]
+        # a sum is finite only if all its terms are; the rows are looked at one by one only where that is in doubt
+        if not all(math.isfinite(float(h.sum())) for h in arrays):
+            finite = torch.stack([_finite(h) for h in arrays]).all(dim=0)
+            arrays = [_zeroed(h, finite) for h in arrays]
+            contributes = finite if contributes is None else finite & contributes.to(accelerator)
+        elif contributes is not None:
+            contributes = contributes.to(accelerator)
+        rows, y = self.table.rows(ids), self.y_train.index_select(0, ids)
         columns = self.table.columns(m)
         seed = seed_of(self._seed, "direction", m, message.position)
-        answer = self.rule.answer(t, rows, columns, h, y, lam=self._lams[m - 1], seed=seed, contributes=contributes)
+        answer = self.rule.answer(
+            t, rows, columns, tuple(arrays), y, lam=self._lams[m - 1], seed=seed, contributes=contributes
+        )
         self.table.put(m, ids, rows[:, columns], self.times[m - 1])
+        self._measure_delay(ids)
         pending = Pending(t, m, message.position, len(ids), answer.totals, answer.grid, answer.divisor)
         self._asked = _Asked(pending, rows, y)
         return pending
@@ -135,11 +142,11 @@ class Server:
         """The largest tau of any stale entry used so far, in rounds."""
         return int(self.delay_max)
 
-    def _measure_delay(self, m: int, ids: torch.Tensor) -> None:
+    def _measure_delay(self, ids: torch.Tensor) -> None:
+        """Count how old the rows of a batch are; the asking device's entries were replaced by fresh ones."""
         if len(self.positions) == 1:
             return
         delays = self.table.delays(ids, torch.tensor(self.times, device=ids.device))
-        delays[:, m - 1] = 0  # its own entries are replaced by fresh ones
         self.delay_sum += delays.sum()
         self.delay_max = torch.maximum(self.delay_max, delays.max())
         self.delay_count += delays.shape[0] * (delays.shape[1] - 1)

@@ -33,13 +33,17 @@ class Table:
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """A copy [B, sum(widths)] of the rows of `ids`."""
-        return self.h[ids]
+        return self.h.index_select(0, ids)
 
     def put(self, m: int, ids: torch.Tensor | slice, h: torch.Tensor, time: int) -> None:
         """Store device m's embeddings of `ids`, made at device time `time`."""
-        self.h[ids, self._columns[m - 1]] = h
-        self.times[ids, m - 1] = time
+        own, times = self.h[:, self._columns[m - 1]], self.times[:, m - 1]
+        if isinstance(ids, slice):
+            own[ids], times[ids] = h, time
+        else:
+            own.index_copy_(0, ids, h)
+            times.index_fill_(0, ids, time)
 
     def delays(self, ids: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
         """tau [B, M] of the rows of `ids`, where `now` [M] holds every device's present time t_m."""
-        return now - self.times[ids]
+        return now - self.times.index_select(0, ids)

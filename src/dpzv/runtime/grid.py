@@ -156,9 +156,7 @@ def _refuse_other_files(job: Job, runs: Path) -> None:
         return
     begun, asked = msgspec.toml.decode(file.read_bytes())["data"].get("path", ""), job.config.data.path
     if begun != asked:
-        raise ConfigError(
-            f"{file.parent} was run with data.path '{begun}', now it is '{asked}'; give another --out."
-        )
+        raise ConfigError(f"{file.parent} was run with data.path '{begun}', now it is '{asked}'; give another --out.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class Clip:
     def __call__(self, delta_zo: Tensor) -> Tensor:
         """Clipped terms, float64 [B]."""
         finite = torch.nan_to_num(delta_zo.double(), nan=0.0, posinf=0.0, neginf=0.0)
-        return finite.clamp(-self.C, self.C)
+        return finite.clamp_(-self.C, self.C)
 
     def sensitivity(self, neighbours: Neighbours) -> float:
         """The most the *sum* of clipped terms moves: `2*C` for replace-one, `C` for zero-out."""
@@ -74,7 +74,7 @@ def clipped_sum(delta_zo: Tensor, C: float, contributes: Tensor | None = None) -
         return ClippedSum(float(terms.sum()), 1.0)
     grid = math.ldexp(C, -GRID_BITS)
     # |terms| <= C makes the quotient at most 2^40, where float64 still has steps far below 1
-    return ClippedSum(int((terms / grid).round().to(torch.int64).sum()), grid)
+    return ClippedSum(int(np.rint(terms.cpu().numpy() / grid).astype(np.int64).sum()), grid)
 
 
 def clipped_rows(

@@ -1,0 +1,169 @@
+"""One round in its parts, each timed by itself, with the networks' outputs replaced by constants."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpzv import config as configuration
+from dpzv.config import Config
+from dpzv.methods import dpzv, rules
+from dpzv.methods.heads import Frozen
+from dpzv.network.guest import Features, Guest
+from dpzv.network.meeting import Labels, Meeting
+from dpzv.network.peers import Peers
+from dpzv.network.session import Session
+from dpzv.network.wire import Rows, pack_message, unpack
+from dpzv.protocol.device import Device
+from dpzv.protocol.messages import Embeddings, Release
+from dpzv.protocol.server import Server
+from dpzv.runtime.record import RunFolder
+from dpzv.runtime.run import make_noise
+from dpzv.runtime.simulate import exactly
+
+__all__ = ["ROUNDS", "ConstantGuest", "Parts", "config_of", "labels_of", "records", "without_head"]
+
+B, K, D, WIDTH, OUTPUTS = 512, 16, 20_000, 16, 10
+ROUNDS = {1: 2000, 7: 4000}
+LAM = 1e-3
+
+
+def config_of(M: int, noise: str) -> Config:
+    """A run of M devices with frames of the size of the mnist recipe's."""
+    names = [f"device-{m}" for m in range(1, M + 1)]
+    return configuration.parse(
+        {
+            "data": {"name": "digits", "holdout": 0.01},
+            "devices": {"embedding": K},
+            "train": {"rounds": ROUNDS[M], "B": B, "lam": LAM, "eval_every": 10**9},
+            "head": {"rule": "frozen", "final": "private"},
+            "noise": {"source": noise},
+            "network": {"devices": names},
+            "runtime": {"kind": "network", "threads": 1},
+        }
+    )
+
+
+def records(m: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Ids that all parties share, and random features of party `m`."""
+    hashes = np.random.default_rng(0).integers(0, 256, (D, 16), dtype=np.uint8)
+    return hashes, np.random.default_rng(m).standard_normal((D, WIDTH), dtype=np.float32)
+
+
+def labels_of() -> Labels:
+    """Random labels of the records that all parties share."""
+    return Labels(records(0)[0], np.random.default_rng(0).integers(0, OUTPUTS, D), "classes", OUTPUTS, "random")
+
+
+class _ConstantRule(rules.DeviceRule):
+    """Sends the same embeddings whatever the batch; moves as the rule it stands for.
+
+    It moves along one direction, since the length of a new one is found by the evaluation that is not made here.
+    """
+
+    def __init__(self, rule: rules.DeviceRule) -> None:
+        self._rule, self.network, self.velocity = rule, rule.network, rule.velocity
+        self._h = torch.zeros(B, K), torch.ones(B, K)
+
+    def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
+        return self._h
+
+    def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
+        self._rule.update(Delta, position=0, t=t)
+
+
+class _ConstantHead(Frozen):
+    """A head whose outputs are known beforehand."""
+
+    def output(self, t: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
+        return _OUTPUT
+
+
+_OUTPUT, _LOSSES = torch.zeros(B, OUTPUTS), torch.zeros(B)
+
+
+def without_head(server: Server) -> None:
+    """Take head and loss out of the rounds; all that is around them stays."""
+    head, C = server.rule.head, server.rule.C
+    server.rule = dpzv.ServerRule(head, _ConstantHead(head), lambda output, y: _LOSSES, C)
+
+
+class ConstantGuest(Guest):
+    """A device whose network is not evaluated."""
+
+    def _build(self, rows: Rows) -> None:
+        super()._build(rows)
+        assert self._device is not None
+        self._device.rule = _ConstantRule(self._device.rule)
+
+
+class Parts:
+    """The parts of a round, one after the other in this process, without a network: median seconds each."""
+
+    def __init__(self, M: int, noise: str, folder: Path, stack: ExitStack) -> None:
+        config, labels = config_of(M, noise), labels_of()
+        run = RunFolder.create(folder, configuration.render(config))
+        meeting = Meeting(folder, labels, M, config.data.holdout, B)
+        for m in range(1, M + 1):
+            meeting.take(m, labels.hashes.tobytes())
+        self._folder = run
+        self.session = Session(config, labels, meeting, run, Peers(), stack)
+        without_head(self.session.server)
+        self._noise, self._M = make_noise(config), M
+        self._guests = [ConstantGuest(config, Features(*records(m)), folder / f"{m}") for m in range(1, M + 1)]
+        self._devices: list[Device] = []
+        for m, guest in enumerate(self._guests, 1):
+            guest._m = m
+            guest._build(meeting.rows(m))
+            assert guest._device is not None
+            self._devices.append(guest._device)
+        self._spent: dict[str, float] = {}
+
+    def measure(self, rounds: int) -> tuple[dict[str, float], int, int]:
+        """Median seconds of every part, and the bytes of a frame up and down."""
+        spent, up, down = [], 0, 0
+        for i in range(rounds):
+            self._spent = {}
+            up, down = self._round(1 + i % self._M)
+            spent.append(self._spent)
+        return {name: statistics.median(part[name] for part in spent) for name in spent[0]}, up, down
+
+    def _round(self, m: int) -> tuple[int, int]:
+        device, session, codec = self._devices[m - 1], self.session, self.session.codecs[m - 1]
+        server, gate, ledger = session.server, session.rounds._gate, session.ledger
+        time_of = self._time
+        message = time_of("device: batch", device.upload)
+        frame = time_of("codec", lambda: pack_message(codec, message))
+        got = time_of("codec", lambda: unpack(codec, frame))
+        assert isinstance(got, Embeddings)
+        contributes = time_of("gate", lambda: gate.contributes(server.t + 1, got))
+        pending = time_of("server.ask", lambda: server.ask(got, contributes))
+        sha256 = time_of("sha256", lambda: hashlib.sha256(memoryview(frame)[1:]))
+        event = gate._event(pending.t, pending.m, pending.position, pending.B)
+        common = {"grid": pending.grid, "divisor": pending.divisor, "sigma_dp": gate.plan.sigma_dp}
+        Delta = time_of("noise", lambda: self._noise.release(pending.totals, **common, t=pending.t, m=m))
+        time_of("gate", lambda: ledger.admit(event))
+        time_of("gate", lambda: ledger.submit(event, Delta, sha256.digest()))
+        time_of("ledger to disk", lambda: ledger.wait(event.t))
+        release = Release(pending.t, m, pending.position, Delta)
+        time_of("transcript", lambda: self._folder.transcript(release.t, m, exactly(Delta), sha256.hexdigest()))
+        time_of("server.ask", lambda: server.accept(release, gate.head_steps(release.t)))
+        answer = time_of("codec", lambda: pack_message(codec, release))
+        time_of("codec", lambda: unpack(codec, answer))
+        time_of("device: step", lambda: device.receive(release))
+        return len(frame), len(answer)
+
+    def _time(self, name: str, act: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        result = act()
+        self._spent[name] = self._spent.get(name, 0.0) + time.perf_counter() - start
+        return result

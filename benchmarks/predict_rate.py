@@ -1,0 +1,204 @@
+"""Records per second of `dpzv predict` against the same trained models in one process, from ids to predictions.
+
+Server and devices are processes on loopback with mutual TLS; the devices hold their records in memory, as
+`dpzv device --stay` does. Both ways begin with a list of ids and end with a list of predictions; they alternate, and
+the figure is the ratio of the median rates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from benchmarks.bar import Row
+from dpzv import config as configuration
+from dpzv.config import Config
+from dpzv.data.alignment import keyed
+from dpzv.models.losses import predictions
+from dpzv.network.credentials import Credentials, channel_credentials, server_credentials
+from dpzv.network.guest import Features, Guest
+from dpzv.network.host import Host
+from dpzv.network.keyfiles import create_authority, issue_party
+from dpzv.network.meeting import Labels
+from dpzv.network.predict import Predictor
+from dpzv.protocol.device import CHUNK
+from dpzv.runtime.build import plan_of
+from dpzv.runtime.networks import load_head, make_network
+from dpzv.runtime.record import RunFolder
+from dpzv.runtime.run import make_noise
+
+__all__ = ["rows"]
+
+N, ASKED, M, OUTPUTS = 60_000, 50_000, 4, 10
+MODELS = {"cnn": (196, 16), "linear": (96, 48)}
+"""Columns and embedding of a device: a quarter of an image as in recipe mnist, and a party as in recipe flights."""
+REPEATS = 3
+BAR = 0.5
+KEY = bytes(32)
+NAMES = [f"device-{m}" for m in range(1, M + 1)]
+IDS = [f"record-{i}" for i in range(N)]
+
+
+def _config(model: str) -> Config:
+    """A run of a few rounds, since only the rate counts."""
+    return configuration.parse(
+        {
+            "data": {"name": "mnist", "holdout": 0.95},
+            "devices": {"model": model, "embedding": MODELS[model][1]},
+            "train": {"rounds": 8, "B": 512, "eval_every": 10**9},
+            "head": {"rule": "frozen", "hidden": 128, "refit_epochs": 1},
+            "noise": {"source": "seeded"},
+            "network": {"devices": NAMES},
+            "runtime": {"kind": "network", "threads": 1},
+        }
+    )
+
+
+def _x(model: str, m: int) -> NDArray[np.float32]:
+    return np.random.default_rng(m).standard_normal((N, MODELS[model][0]), dtype=np.float32)
+
+
+def _labels() -> Labels:
+    y = np.random.default_rng(0).integers(0, OUTPUTS, N)
+    return Labels(keyed(IDS, KEY), y, "classes", OUTPUTS, "random")
+
+
+def _credentials(folder: Path, name: str) -> Credentials:
+    own = folder / "keys" / name
+    return Credentials(own / f"{name}.crt", own / f"{name}.key", own / "ca.crt")
+
+
+def _device(model: str, m: int, folder: Path, orders: Connection) -> None:
+    """A process: one device, told again and again to which port it goes; it says how long its processor worked."""
+    torch.set_num_threads(1)
+    loop = asyncio.new_event_loop()
+    guest = Guest(_config(model), Features(keyed(IDS, KEY), _x(model, m)), folder / NAMES[m - 1])
+    credentials = partial(channel_credentials, _credentials(folder, NAMES[m - 1]))
+    orders.send(0.0)
+    while (port := orders.recv()) is not None:
+        began = time.process_time()
+        loop.run_until_complete(guest.run(f"127.0.0.1:{port}", credentials, server="server"))
+        orders.send(time.process_time() - began)
+
+
+class _Town:
+    """Keys, the devices' processes, and the trained run of the server."""
+
+    def __init__(self, model: str, folder: Path, stack: ExitStack) -> None:
+        self._model, self.folder, self._pipes = model, folder, list[Connection]()
+        self._devices = 0.0  # seconds of their processors in the last order
+        create_authority(folder / "ca", 20)
+        for name in ("server", *NAMES):
+            issue_party(folder / "ca", name, folder / "keys" / name, None, 10)
+        context = multiprocessing.get_context("spawn")
+        for m in range(1, M + 1):
+            here, there = context.Pipe()
+            process = context.Process(target=_device, args=(model, m, folder, there), daemon=True)
+            process.start()
+            stack.callback(process.join)
+            stack.callback(here.send, None)
+            self._pipes.append(here)
+        for pipe in self._pipes:
+            pipe.recv()
+
+    async def train(self) -> None:
+        """A run to its end."""
+        config = _config(self._model)
+        host = Host(config, _labels(), RunFolder.create(self.folder / "server", configuration.render(config)))
+        await self._with_devices(host, partial(host.run, "127.0.0.1:0"))
+
+    async def predict(self, ids: list[str], spent: dict[str, float]) -> list[int]:
+        """Predictions over the network."""
+        labels, folder = _labels(), RunFolder.existing(self.folder / "server")
+        began, worked = time.perf_counter(), time.process_time()
+        wanted = keyed(ids, KEY)
+        spent["hash ids"] = time.perf_counter() - began
+        predictor = Predictor(_config(self._model), labels, folder, wanted)
+        output = await self._with_devices(predictor, partial(predictor.run, "127.0.0.1:0", seconds=60))
+        found: list[int] = predictions("classes", output).tolist()
+        spent["all"] = time.perf_counter() - began
+        spent["server's processor"], spent["devices' processors"] = time.process_time() - worked, self._devices
+        return found
+
+    async def _with_devices(self, server: Any, serve: Callable[..., Any]) -> Any:
+        task = asyncio.create_task(serve(server_credentials(_credentials(self.folder, "server"))))
+        while not server.port:
+            await asyncio.sleep(0.001)
+        for pipe in self._pipes:
+            pipe.send(server.port)
+        result = await task
+        self._devices = sum([await asyncio.to_thread(pipe.recv) for pipe in self._pipes])
+        return result
+
+
+class _Together:
+    """All devices' records and networks, and the head, in this process."""
+
+    def __init__(self, model: str, folder: Path) -> None:
+        config = _config(model)
+        plan, noise = plan_of(config, N // 20, M), make_noise(config)
+        self._x = [_x(model, m) for m in range(1, M + 1)]
+        self._networks = [make_network(config, m, x[:64], plan, noise).eval() for m, x in enumerate(self._x, 1)]
+        for m, (name, network) in enumerate(zip(NAMES, self._networks, strict=True), 1):
+            network.load_state_dict(load_file(folder / name / "weights" / f"device-{m}.safetensors"))
+        self._head = load_head(folder / "server" / "weights")
+        self._place = {name: i for i, name in enumerate(IDS)}
+
+    @torch.no_grad()
+    def predict(self, ids: list[str], spent: dict[str, float]) -> list[int]:
+        """Predictions of the same records."""
+        began = time.perf_counter()
+        rows = np.array([self._place[name] for name in ids])
+        spent["find ids"] = time.perf_counter() - began
+        parts = []
+        for x, network in zip(self._x, self._networks, strict=True):
+            mine = torch.from_numpy(x[rows])
+            parts.append(torch.cat([network(mine[i : i + CHUNK]) for i in range(0, len(mine), CHUNK)]))
+        spent["networks"] = time.perf_counter() - began - spent["find ids"]
+        found: list[int] = predictions("classes", self._head(torch.cat(parts, 1))).tolist()
+        spent["all"] = time.perf_counter() - began
+        return found
+
+
+def _measured(model: str) -> float:
+    """Records per second over the network, as a part of those of one process; tells where the time goes."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        town = _Town(model, Path(name), stack)
+        asyncio.run(town.train())
+        together = _Together(model, town.folder)
+        ids = [IDS[i] for i in np.random.default_rng(1).permutation(N)[:ASKED]]
+        spent: dict[str, list[dict[str, float]]] = {"network": [], "one process": []}
+        for _ in range(REPEATS):
+            far, near = dict[str, float](), dict[str, float]()
+            if asyncio.run(town.predict(ids, far)) != together.predict(ids, near):
+                raise AssertionError("the two ways must predict alike, and do not; something is wrong with one of them")
+            spent["network"].append(far)
+            spent["one process"].append(near)
+    rates = []
+    for way, found in spent.items():
+        parts = {part: statistics.median(one[part] for one in found) for part in found[0]}
+        rates.append(ASKED / parts["all"])
+        told = ", ".join(f"{part} {1000 * seconds:.0f} ms" for part, seconds in parts.items())
+        print(f"predict, {model}, {way}: {rates[-1]:.0f} records/s: {told}", file=sys.stderr)
+    return rates[0] / rates[1]
+
+
+def rows() -> list[Row]:
+    """A row for each kind of network: predictions over the network against the same in one process."""
+    torch.set_num_threads(1)
+    return [Row(f"predict: records/s over one process, {model}", _measured(model), BAR, most=False) for model in MODELS]

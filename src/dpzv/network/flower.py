@@ -1,0 +1,219 @@
+"""Flower as the engine: `flwr run` starts a session, one message a device opens its stream, rounds never pass Flower.
+
+It lies in this room, not in `runtime/`, because it starts this room's parties and imports only go down.
+
+    ServerApp   the label holder's server, in a process of the SuperLink's machine
+    ClientApp   a device, in a process of its SuperNode's machine
+
+Parties know each other by our own certificates; Flower's node keys only say which SuperNodes may ask for work. What
+Flower carries or logs can be read by whoever reaches the SuperLink, so nothing of it depends on a label or a feature.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from dpzv.errors import ConfigError, DpzvError
+from dpzv.network.credentials import Credentials, channel_credentials
+from dpzv.network.guest import Guest
+from dpzv.network.operate import JsonLines, open_folder, serve
+from dpzv.network.party import Party, load_party
+from dpzv.network.status import read_status
+from dpzv.network.wire import agreed_hash, shown
+
+__all__ = ["Attempts", "client", "host_run", "party_of", "server", "take_part"]
+
+LOG = logging.getLogger("dpzv.flower")
+TOLD = logging.getLogger("flwr")
+"""Flower's own log, which `flwr run --stream` and `flwr log` show."""
+
+KEY = "dpzv"
+TTL = 366 * 86400.0
+"""Seconds that a message is valid: longer than any training. Flower's own 12 hours would lose later answers."""
+POLL_SECONDS = 3.0
+AGAIN_SECONDS = 30.0
+"""How long a SuperNode whose device has failed is left alone before it is asked again."""
+ANSWER_SECONDS = 30.0
+"""How long the server waits for the devices' answers once the run is finished."""
+GIVE_UP_SECONDS = 120.0
+"""How long a device tries to reach the server. Then it answers, so that its SuperNode is free; it is asked again."""
+ATTEMPT_SECONDS = 60.0
+"""No failed attempt takes so long, with the pause after it: who comes back later has been connected."""
+
+server = ServerApp()
+client = ClientApp()
+
+
+@server.main()
+def host_run(grid: Grid, context: Context) -> None:
+    """Hold the labels and train with the devices of all SuperNodes; the same `flwr run` again goes on.
+
+    Why a run failed is in `server.log` in its folder, and only there: the reason may depend on labels.
+    """
+    own = party_of(context.run_config, "flwr run --run-config 'party=\"...\"'")
+    if not own.listen:
+        raise ConfigError("the run config's `party` is a device's file (it has `server`); give the server's.")
+    folder = open_folder(own)
+    _log(logging.FileHandler(own.out / "server.log"))
+    words = {"config_hash": agreed_hash(own.config), "address": str(context.run_config.get("address", ""))}
+    over = threading.Event()
+    calling = threading.Thread(target=_Roll(grid, words, own.out).call, args=(over,), daemon=True)
+    try:
+        summary = asyncio.run(serve(own, folder, lambda _: calling.start()))
+    except Exception:
+        LOG.exception("the run ended with an error")
+        raise DpzvError("the run ended with an error; server.log in the server's `out` folder says why.") from None
+    assert summary is not None  # nobody stops it but Flower, by ending the process
+    over.set()
+    if calling.is_alive():
+        calling.join(2 * ANSWER_SECONDS)
+    TOLD.info("%d rounds; the results are in the server's `out` folder.", summary["rounds"])
+    for line in summary["statement"].splitlines():
+        TOLD.info("%s", line)
+
+
+@client.train()
+def take_part(message: Message, context: Context) -> Message:
+    """Be a device until the run is finished; the answer says whose it is and the kind of error, if there was one."""
+    _log(logging.StreamHandler())
+    name, error = "", ""
+    try:
+        own = party_of(context.node_config, "flower-supernode --node-config 'party=\"...\"'")
+        name = own.name
+        if not own.server:
+            raise ConfigError("the node config's `party` is the server's file (it has `listen`); give a device's.")
+        words = message.content.config_records[KEY]
+        if words["config_hash"] != agreed_hash(own.config):
+            raise ConfigError("this device has another run configuration than the server; give all the same file.")
+        asyncio.run(_device(own, str(words["address"])))
+    except DpzvError as raised:
+        LOG.error("%s", raised)
+        error = type(raised).__name__
+    except Exception as raised:
+        LOG.exception("internal error")
+        error = type(raised).__name__
+    answer = ConfigRecord({"name": name, "error": error})
+    return Message(RecordDict({KEY: answer}), reply_to=message)
+
+
+def party_of(settings: Mapping[str, Any], how: str) -> Party:
+    """The party whose TOML file the key `party` names; `how` tells the operator where that key is set."""
+    path = settings.get("party")
+    if not isinstance(path, str) or not path:
+        raise ConfigError(f"`party` must be the path of this party's TOML file, got {path!r}; start with {how}.")
+    return load_party(Path(path))
+
+
+class Attempts:
+    """A device's credentials, which it asks for whenever it tries to connect; gives up after many in vain."""
+
+    def __init__(self, own: Credentials) -> None:
+        self._own = own
+        self._first = self._last = -math.inf
+
+    def __call__(self) -> grpc.ChannelCredentials:
+        """The credentials as they are on the disk now."""
+        now = time.monotonic()
+        if now - self._last > ATTEMPT_SECONDS:
+            self._first = now
+        self._last = now
+        if now - self._first > GIVE_UP_SECONDS:
+            raise DpzvError("the server was out of reach for too long; it will ask this device again.")
+        return channel_credentials(self._own)
+
+
+async def _device(own: Party, address: str) -> None:
+    guest = Guest(own.config, own.features(), own.out)
+    attempts = Attempts(own.credentials)
+    running = asyncio.ensure_future(guest.run(address or own.server, attempts, server=own.server_name))
+    while not running.done():  # Flower ends this process by a signal from a thread, which only a loop that turns sees
+        await asyncio.wait({running}, timeout=1)
+    running.result()
+
+
+class _Roll:
+    """Asks every SuperNode into the session: once, and again when it has left it while a device is away."""
+
+    def __init__(self, grid: Grid, words: Mapping[str, str], out: Path) -> None:
+        self._grid, self._words, self._out = grid, words, out
+        self._open: dict[str, tuple[int, str]] = {}  # messages without an answer: to whom, and since when it was there
+        self._due: dict[int, float] = {}  # when a SuperNode that was asked before may be asked again
+
+    def call(self, over: threading.Event) -> None:
+        """Go on until `over`, and then for the last answers."""
+        last = math.inf
+        while time.monotonic() < last and (self._open or not over.is_set()):
+            try:
+                self._listen()
+                if not over.is_set():
+                    self._ask()
+            except Exception as error:  # the SuperLink may be away; the session itself does not need it
+                LOG.warning("the SuperLink could not be asked (%s); the session goes on", error)
+            over.wait(POLL_SECONDS)
+            if over.is_set():
+                last = min(last, time.monotonic() + ANSWER_SECONDS)
+                time.sleep(0.5)
+
+    def _listen(self) -> None:
+        for reply in self._grid.pull_messages(list(self._open)) if self._open else ():
+            node, _ = self._open.pop(reply.metadata.reply_to_message_id, (None, ""))
+            if node is not None:
+                self._due[node] = time.monotonic() + AGAIN_SECONDS
+                TOLD.info("SuperNode %d: %s", node, _heard(reply))
+
+    def _ask(self) -> None:
+        online = {info.node_id: info.last_activated_at for info in self._grid.get_nodes()}
+        for message, (node, since) in list(self._open.items()):
+            if online.get(node, since) != since:  # it was started anew, and knows nothing of the message
+                del self._open[message]
+                self._due[node] = time.monotonic() + AGAIN_SECONDS
+        busy = {node for node, _ in self._open.values()}
+        nodes = [node for node in online if node not in busy and _may_ask(self._due.get(node), self._out)]
+        made = [Message(self._content(), node, MessageType.TRAIN, ttl=TTL) for node in nodes]
+        for node, message in zip(nodes, self._grid.push_messages(made), strict=True):
+            if message:
+                self._open[message] = node, online[node]
+                TOLD.info("SuperNode %d is asked into the session.", node)
+
+    def _content(self) -> RecordDict:
+        return RecordDict({KEY: ConfigRecord(dict(self._words))})
+
+
+def _may_ask(due: float | None, out: Path) -> bool:
+    """Whether to ask a SuperNode that may be asked again from `due` on; never if all devices are in the session."""
+    if due is None:
+        return True
+    return time.monotonic() > due and any(not device.here for device in read_status(out).devices)
+
+
+def _heard(reply: Message) -> str:
+    """A device's answer in words."""
+    if reply.has_error():
+        return f"no answer ({shown(reply.error.reason or '')})"
+    said = reply.content.config_records.get(KEY, ConfigRecord())
+    name, error = str(said.get("name", "")), str(said.get("error", ""))
+    device = f"device {shown(name)}" if name else "a device without a name"
+    return f"{device} failed ({shown(error)}); its own log says why." if error else f"{device} has finished."
+
+
+def _log(handler: logging.Handler) -> None:
+    """Lines other than Flower's go to `handler`: all of ours, warnings of others."""
+    handler.setFormatter(JsonLines())
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("dpzv").setLevel(logging.INFO)
+    TOLD.propagate = False
+    logging.captureWarnings(True)
