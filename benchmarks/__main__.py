@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import cli_start, head_gradients, ledger_rate, method_memory, network_rate, round_cost, zo_memory
+from benchmarks import (
+    cli_start,
+    head_gradients,
+    ledger_rate,
+    method_memory,
+    network_rate,
+    predict_rate,
+    round_cost,
+    zo_memory,
+)
 from benchmarks.bar import Row, table
 
 __all__: list[str] = []
@@ -13,7 +22,16 @@ __all__: list[str] = []
 def main() -> int:
     """Run all benchmarks."""
     rows: list[Row] = []
-    for module in (round_cost, zo_memory, method_memory, head_gradients, ledger_rate, network_rate, cli_start):
+    for module in (
+        round_cost,
+        zo_memory,
+        method_memory,
+        head_gradients,
+        ledger_rate,
+        network_rate,
+        predict_rate,
+        cli_start,
+    ):
         print(f"running {module.__name__} ...", file=sys.stderr)
         rows += module.rows()
     print(table(rows))
