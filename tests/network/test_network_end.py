@@ -1,0 +1,85 @@
+"""The end of a run reaches a device that was away, and predictions use nobody's old weights."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from federation import NAMES, Parties, config_of
+from safetensors.torch import load_file
+
+from dpzv.errors import PeerError
+from dpzv.network import host as hosts
+from dpzv.network.credentials import channel_credentials, server_credentials
+from dpzv.network.predict import Predictor
+from dpzv.network.status import read_status
+from dpzv.runtime.record import RunFolder
+
+CONFIG = config_of("head.rule=frozen", "train.rounds=24")
+LATE = NAMES[1]
+
+
+def lost(out: Path) -> None:
+    """The second device is as it was before it ever trained."""
+    (out / LATE / "state.safetensors").unlink()
+    shutil.rmtree(out / LATE / "weights")
+
+
+async def predicted(parties: Parties, out: Path) -> torch.Tensor:
+    """Two records by whoever comes."""
+    predictor = Predictor(CONFIG, parties.labels, RunFolder.existing(out / "server"), parties.labels.hashes[:2])
+    task = asyncio.create_task(
+        predictor.run("127.0.0.1:0", server_credentials(parties.credentials("server")), seconds=20)
+    )
+    while not predictor.port and not task.done():
+        await asyncio.sleep(0.01)
+    guests = [
+        asyncio.create_task(
+            parties.guest(CONFIG, m, out / name).run(
+                f"localhost:{predictor.port}",
+                partial(channel_credentials, parties.credentials(name)),
+                server="server",
+            )
+        )
+        for m, name in enumerate(NAMES, 1)
+    ]
+    try:
+        return await task
+    finally:
+        for guest in guests:
+            guest.cancel()
+        await asyncio.gather(*guests, return_exceptions=True)
+
+
+def test_a_device_that_missed_the_end_is_told_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parties = Parties.made(tmp_path / "parties")
+    out = tmp_path / "out"
+    asyncio.run(parties.together(CONFIG, out))
+    weights = out / LATE / "weights" / f"device-{NAMES.index(LATE) + 1}.safetensors"
+    expected = load_file(weights)
+    logs = [(out / "server" / name).read_bytes() for name in ("metrics.jsonl", "transcript.jsonl", "summary.json")]
+    assert all(device.told for device in read_status(out / "server").devices)
+
+    again = tmp_path / "again"
+    asyncio.run(parties.together(CONFIG, again))
+    lost(again)
+    with pytest.raises(PeerError, match=rf"device 2 \({LATE}\) is .* of this run; start `dpzv server` again"):
+        asyncio.run(predicted(parties, again))
+
+    monkeypatch.setattr(hosts, "FAREWELL_SECONDS", 20.0)
+    summary = asyncio.run(parties.together(CONFIG, again))
+    assert summary is not None
+    assert summary["rounds"] == 24
+    assert all(device.told for device in read_status(again / "server").devices)
+    found = load_file(again / LATE / "weights" / weights.name)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)  # every release was replayed
+    ends = [(again / "server" / name).read_bytes() for name in ("metrics.jsonl", "transcript.jsonl", "summary.json")]
+    assert ends[1] == logs[1]
+    assert ends[0].count(b"\n") == logs[0].count(b"\n")
+    assert asyncio.run(predicted(parties, again)).shape == (2, 10)
