@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dpzv import config as configuration
@@ -89,9 +90,10 @@ class Parties:
     def guest(self, config: Config, m: int, out: Path) -> Guest:
         return Guest(config, self.features[m - 1], out)
 
-    async def together(self, config: Config, out: Path) -> dict[str, Any] | None:
-        """Server and devices in one process, each over its own TLS link."""
-        host = self.host(config, out / "server")
+    async def together(self, config: Config, out: Path, parents: tuple[str, ...] = ()) -> dict[str, Any] | None:
+        """Server and devices in one process, each over its own TLS link; only the server knows of `parents`."""
+        change = msgspec.structs.replace
+        host = self.host(change(config, privacy=change(config.privacy, parents=parents)), out / "server")
         serving = asyncio.create_task(host.run("127.0.0.1:0", server_credentials(self.credentials("server"))))
         while not host.port:
             await asyncio.sleep(0.01)

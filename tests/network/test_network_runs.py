@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +14,9 @@ import torch
 from federation import NAMES, Parties, config_of
 from safetensors.torch import load_file
 
+from dpzv.config import Config
+from dpzv.errors import PrivacyRefused
+from dpzv.privacy.spent import read_ledger, spent
 from dpzv.runtime.networks import make_networks
 from dpzv.runtime.run import run
 
@@ -21,23 +26,29 @@ def parties(tmp_path_factory: pytest.TempPathFactory) -> Parties:
     return Parties.made(tmp_path_factory.mktemp("parties"))
 
 
+def in_one_process(
+    parties: Parties, config: Config, out: Path, parents: tuple[str, ...] = (), fingerprint: str = ""
+) -> dict[str, Any]:
+    """The simulation of the same run, by its summary."""
+    change = msgspec.structs.replace
+    runtime, privacy = change(config.runtime, kind="simulate"), change(config.privacy, parents=parents)
+    alone = change(config, runtime=runtime, privacy=privacy)
+    data = parties.simulated(0.2)
+    if fingerprint:
+        data = dataclasses.replace(data, fingerprint=fingerprint)
+    make = lambda *rest: make_networks(alone, data, *rest)  # noqa: E731
+    summary = run(alone, data, make, out, lambda snapshot: True, math.inf)
+    assert summary is not None
+    return summary
+
+
 @pytest.mark.parametrize("method", ["dpzv", "vafl"])
 @pytest.mark.parametrize("rule", ["frozen", "dp-sgd"])
 def test_the_transcript_is_that_of_the_simulation(parties: Parties, tmp_path: Path, method: str, rule: str) -> None:
     config = config_of(f"train.method={method}", "privacy.protects=labels", f"head.rule={rule}", "head.steps=20")
     networked = asyncio.run(asyncio.wait_for(parties.together(config, tmp_path), 100))
     assert networked is not None
-    alone = msgspec.structs.replace(config, runtime=msgspec.structs.replace(config.runtime, kind="simulate"))
-    data = parties.simulated(0.2)
-    simulated = run(
-        alone,
-        data,
-        lambda *rest: make_networks(alone, data, *rest),
-        tmp_path / "alone",
-        lambda snapshot: True,
-        math.inf,
-    )
-    assert simulated is not None
+    simulated = in_one_process(parties, config, tmp_path / "alone")
     lines = [(tmp_path / name / "transcript.jsonl").read_text() for name in ("server", "alone")]
     assert lines[0].count("\n") == 40
     assert lines[0] == lines[1]
@@ -47,3 +58,29 @@ def test_the_transcript_is_that_of_the_simulation(parties: Parties, tmp_path: Pa
         one = load_file(tmp_path / name / "weights" / f"device-{m}.safetensors")
         other = load_file(tmp_path / "alone" / "weights" / f"device-{m}.safetensors")
         assert all(torch.equal(one[key], other[key]) for key in other)
+
+
+def test_an_earlier_run_on_the_records_counts_as_spent(parties: Parties, tmp_path: Path) -> None:
+    """Devices have no ledgers: the server tells each what its private start may cost, and never a fingerprint."""
+    starts = ("devices.model=linear", "devices.start=dp-pca", "devices.R=8", "head.rule=frozen", "privacy.epsilon=8")
+    first = config_of(*starts, "privacy.epsilon=4", "train.seed=1")
+    assert asyncio.run(parties.together(first, tmp_path / "first")) is not None
+    second, parents = config_of(*starts), (str(tmp_path / "first" / "server"),)
+    child = asyncio.run(parties.together(second, tmp_path / "second", parents))
+    assert child is not None
+    free = asyncio.run(parties.together(second, tmp_path / "free"))
+    assert free is not None
+    assert child["epsilon"] == free["epsilon"] == 8
+    assert child["sigma_dp"] > 1.05 * free["sigma_dp"]
+    assert spent([tmp_path / "second" / "server"]).epsilon == 8
+
+    fingerprint = read_ledger(tmp_path / "first" / "server").data_fingerprint
+    in_one_process(parties, second, tmp_path / "alone", parents, fingerprint)
+    lines = [(tmp_path / place / "transcript.jsonl").read_text() for place in ("second/server", "alone")]
+    assert lines[0] == lines[1]  # so the devices' starts had the larger noise, too
+    assert lines[0] != (tmp_path / "free" / "server" / "transcript.jsonl").read_text()
+
+    other = asyncio.run(parties.together(config_of(*starts, "data.holdout=0.3"), tmp_path / "other"))
+    assert other is not None
+    with pytest.raises(PrivacyRefused, match="records"):
+        asyncio.run(parties.together(second, tmp_path / "third", (str(tmp_path / "other" / "server"),)))

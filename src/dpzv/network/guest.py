@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -238,7 +239,7 @@ class Guest:
         """This device's part of the run, at its start or at its checkpoint."""
         train, test = self._own_rows(rows.train), self._own_rows(rows.test)
         try:
-            self._make(self._config, len(train), self._features.x[train], self._features.x[test])
+            self._make(self._config, len(train), self._features.x[train], self._features.x[test], rows.mu_start)
         except ConfigError as error:
             raise PeerError(f"the server's rows do not fit this run ({error}); it is closed.") from None
         LOG.info("this is device %d: %d train records", self._m, len(train))
@@ -257,10 +258,18 @@ class Guest:
         config = change(self._config, devices=change(self._config.devices, start=plain))
         self._make(config, state.D, few, few[:0])
 
-    def _make(self, config: Config, D: int, x_train: NDArray[Any], x_test: NDArray[Any]) -> None:
-        """The device, with the weights of its checkpoint if there is one."""
+    def _make(
+        self, config: Config, D: int, x_train: NDArray[Any], x_test: NDArray[Any], mu_start: float = math.inf
+    ) -> None:
+        """The device, with the weights of its checkpoint if there is one; its start may cost `mu_start`."""
         m = self._m
         plan, noise = plan_of(self._config, D, len(config.network.devices)), make_noise(config)
+        if not mu_start <= plan.mu_start[m - 1]:  # never less noise than this party would take by itself
+            mu_start = plan.mu_start[m - 1]
+        if not (mu_start > 0 or plan.starts[m - 1] != "dp-pca"):
+            raise PeerError(f"the server leaves {mu_start} to a private start, expected more than 0; it is closed.")
+        costs = (*plan.mu_start[: m - 1], mu_start, *plan.mu_start[m:])
+        plan = msgspec.structs.replace(plan, mu_start=costs)
         network = make_network(config, m, x_train, plan, noise)
         made = make_device(config, m, network, torch.from_numpy(x_train), torch.from_numpy(x_test), plan, noise)
         self._device, self._codec, self._D = made[0], codec_of(config, m, plan), D

@@ -32,6 +32,7 @@ from dpzv.network.wire import (
     Done,
     Hello,
     Ids,
+    Rows,
     Stop,
     Welcome,
     agreed_hash,
@@ -245,7 +246,8 @@ class Host:
                 "the folder, or start a new run."
             )
         await peer.tell(Welcome(m, run_id, "train", False))
-        await peer.tell(self._meeting.rows(m))
+        rows = self._meeting.rows(m)
+        await peer.tell(Rows(rows.train, rows.test, session.plan.mu_start[m - 1]))
         if self._closing:
             raise PeerError(STOPPING)
         for release in session.missed(m, hello.position if hello.run_id else 0):

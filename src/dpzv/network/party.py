@@ -31,6 +31,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     server: str = ""  # device: host:port of the server
     server_name: str = "server"  # device: the name in the server's certificate
     metrics: str = ""  # server: host:port for /metrics; empty: none
+    parents: tuple[str, ...] = ()  # server: folders of earlier runs on these records, whose claims count as spent
     data: dict[str, Any] = {}
 
 
@@ -77,9 +78,10 @@ def load_party(path: Path) -> Party:
     shown = own_name(credentials)
     if shown != file.name:
         raise ConfigError(f"{path} is for '{file.name}', but its certificate is for '{shown}'; correct one of them.")
-    tree = configuration.merge(_toml(folder / file.run), {"runtime": {"kind": "network"}})
-    config = configuration.parse(tree)
-    _check(config, file, path)
+    agreed = configuration.parse(configuration.merge(_toml(folder / file.run), {"runtime": {"kind": "network"}}))
+    _check(agreed, file, path)
+    parents = tuple(str(folder / parent) for parent in file.parents)
+    config = msgspec.structs.replace(agreed, privacy=msgspec.structs.replace(agreed.privacy, parents=parents))
     return Party(
         config=config,
         credentials=credentials,
@@ -103,7 +105,11 @@ def _check(config: Config, file: _File, path: Path) -> None:
     if file.server and file.name not in names:
         raise ConfigError(f"'{file.name}' is not among network.devices {list(names)}; add it there, for all parties.")
     if config.privacy.parents:
-        raise ConfigError("privacy.parents cannot be counted over a network yet, since devices do not have those runs.")
+        raise ConfigError(
+            "earlier runs are the server's to name, got privacy.parents for all; set `parents` in its file."
+        )
+    if file.server and file.parents:
+        raise ConfigError(f"{path} is a device's file, got `parents`; only the server has the ledgers of earlier runs.")
     if not config.data.holdout:
         raise ConfigError("data.holdout must be above 0 in the agreed run: the records that are tested on, e.g. 0.2.")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 
 import grpc
 import numpy as np
@@ -22,11 +21,11 @@ from dpzv.network.link import LOST, Stream, heard_out, listen
 from dpzv.network.meeting import Labels, Meeting
 from dpzv.network.peers import Peer
 from dpzv.network.wire import PROTOCOL, Ask, Done, Hello, Ids, Welcome, agreed_hash, unpack
+from dpzv.privacy.spent import read_ledger
 from dpzv.protocol.messages import Evaluation
 from dpzv.runtime.build import plan_of
 from dpzv.runtime.networks import load_head
 from dpzv.runtime.record import RunFolder
-from dpzv.runtime.run import open_ledger
 from dpzv.runtime.sides import codec_of
 
 __all__ = ["Predictor"]
@@ -52,9 +51,7 @@ class Predictor:
         self._names, self._wanted = config.network.devices, wanted
         self._meeting = Meeting(folder.path, labels, len(self._names), config.data.holdout, 1)
         self._plan = plan_of(config, len(self._meeting.labels()[0]), len(self._names))
-        with open_ledger(config, self._meeting.fingerprint, self._plan, folder) as ledger:
-            self._run_id = ledger.run_id
-            self._releases = Counter(m for _, m, *_ in ledger.released())
+        self._ledger = read_ledger(folder.path)
         widths = per_device("devices.embedding", config.devices.embedding, len(self._names))
         self._offsets = np.cumsum([0, *widths])
         self._rows = torch.zeros(len(wanted), int(self._offsets[-1]))
@@ -115,12 +112,11 @@ class Predictor:
 
     def _check_weights(self, m: int, hello: Hello) -> None:
         """Refuse a device whose weights are not those at the end of this run."""
-        if (hello.run_id, hello.position) != (self._run_id, self._releases[m]):
-            of_this = (
-                f"is at batch {hello.position} of {self._releases[m]}" if hello.run_id == self._run_id else "is not"
-            )
+        run_id, releases = self._ledger.run_id, self._ledger.turns.get(m, 0)
+        if (hello.run_id, hello.position) != (run_id, releases):
+            here = f"at batch {hello.position} of {releases}" if hello.run_id == run_id else "not"
             raise _Unable(
-                f"device {m} ({self._names[m - 1]}) {of_this} of this run; start `dpzv server` again, so that it hears "
+                f"device {m} ({self._names[m - 1]}) is {here} of this run; start `dpzv server` again, so that it hears "
                 "what it has missed, or give it its folder back."
             )
 

@@ -6,6 +6,7 @@ A frame is one byte that tells which of the two it is, then MessagePack. Anythin
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Literal
 
 import msgspec
@@ -78,10 +79,14 @@ class Ids(_Control, frozen=True, tag="ids"):
 
 
 class Rows(_Control, frozen=True, tag="rows"):
-    """Server -> device: which of its rows are trained on and which are tested on, int64, in the common order."""
+    """Server -> device: which of its rows are trained on and which are tested on, int64, in the common order.
+
+    `mu_start` is what a private start of this device may cost; earlier runs on the records may have left less.
+    """
 
     train: bytes
     test: bytes
+    mu_start: float = math.inf
 
 
 class Ask(_Control, frozen=True, tag="ask"):
@@ -150,6 +155,7 @@ def agreed_hash(config: Config) -> str:
         config,
         recipe="",
         data=change(config.data, path="", columns=(), encoder=""),
+        privacy=change(config.privacy, parents=()),  # the server's ledgers; devices hear what they leave to a start
         table=change(config.table, path=""),
         runtime=change(config.runtime, accelerator="cpu", threads=0, checkpoint_seconds=30.0),
     )
