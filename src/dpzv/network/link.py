@@ -27,6 +27,9 @@ LOST = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError, Con
 LONGEST_PAUSE = 30.0
 """Seconds between two attempts of a device to connect, at most."""
 
+PART = 1 << 18
+"""Bytes of the longest message that is sent; a longer frame goes in parts."""
+
 _OPTIONS = [
     ("grpc.max_send_message_length", MAX_FRAME + 1),
     ("grpc.max_receive_message_length", MAX_FRAME + 1),
@@ -34,6 +37,7 @@ _OPTIONS = [
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),  # without it a frozen peer went unnoticed for 45 s
     ("grpc.http2.bdp_probe", 0),  # with it a bulk transfer over a lossy link held pings up for more than 4 s
+    ("grpc.http2.lookahead_bytes", 1 << 17),  # by default the last bytes of a batch of 64 KiB wait for a round trip
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
@@ -42,9 +46,6 @@ _OPTIONS = [
 
 Stream = Any
 """What parties talk over: ``await read()`` gives a frame or the end-of-stream mark, ``await write(frame)`` sends."""
-
-PART = 1 << 18
-"""Bytes of the longest message that is sent; a longer frame goes in parts."""
 
 _MORE, _LAST = b"+", b"."
 
