@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -189,6 +193,27 @@ def test_two_secret_sources_never_agree() -> None:
     assert a.generator("x").bit_generator.random_raw() != a.generator("x").bit_generator.random_raw()
     with pytest.raises(TypeError):
         ExactNoise(3)  # type: ignore[call-arg]
+
+
+def test_noise_drawn_ahead_is_used_once_whoever_copies_the_source() -> None:
+    """Scale 2^40: two equal values would be a wonder."""
+
+    def drawn(source: ExactNoise, sigma_dp: float = 2.0**40) -> list[float]:
+        total = np.array([0])
+        return [source.release(total, grid=1.0, divisor=1, sigma_dp=sigma_dp, t=t, m=1)[0] for t in range(3)]
+
+    source = ExactNoise()
+    before = drawn(source)  # more of the block is left
+    copies = [drawn(copy.deepcopy(source)), drawn(pickle.loads(pickle.dumps(source)))]
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(writing, np.array(drawn(source)).tobytes())
+        os._exit(0)
+    os.waitpid(child, 0)
+    forked = np.frombuffer(os.read(reading, 100)).tolist()
+    other = drawn(source, 2.0**41)  # another scale begins a block of its own
+    found = [*before, *copies[0], *copies[1], *forked, *other, *drawn(source)]
+    assert len(found) == len(set(found)) == 18
 
 
 def test_secret_gaussian_stream() -> None:

@@ -7,6 +7,7 @@ knows can reproduce it. `SeededNoise` is for simulation and tests.
 from __future__ import annotations
 
 import math
+import os
 import secrets
 from functools import lru_cache
 from statistics import NormalDist
@@ -22,6 +23,9 @@ from dpzv.terms import NoiseSourceName
 __all__ = ["ExactNoise", "NoiseSource", "SeededNoise", "Totals", "poisson_batch"]
 
 _UNIT = NormalDist()
+
+BLOCK = 64
+"""Single noise values that are drawn at once."""
 
 Totals = NDArray[np.int64] | NDArray[np.float64]
 """What a release says before its noise, [n]."""
@@ -124,6 +128,14 @@ class ExactNoise:
 
     name: NoiseSourceName = "exact"
 
+    def __init__(self) -> None:
+        self._ahead: list[int] = []  # noise that is drawn and not used yet, of this scale, by this process
+        self._of = (0.0, 0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy draws its own: noise that was used twice could be subtracted."""
+        return type(self), ()
+
     def release(
         self, totals: Totals, *, grid: float, divisor: int, sigma_dp: float, t: int, m: int
     ) -> NDArray[np.float64]:
@@ -138,8 +150,19 @@ class ExactNoise:
             raise ConfigError(
                 f"noise of {scale:.3g} grid steps does not fit in 64 bits; raise epsilon or lower the rounds."
             )
-        noised = np.array(_discrete_gaussian(scale)(totals.tolist()), np.int64)
-        return noised * grid / divisor
+        return (totals + self._drawn(scale, len(totals))) * grid / divisor
+
+    def _drawn(self, scale: float, n: int) -> NDArray[np.int64]:
+        """n integers of discrete Gaussian noise, used once.
+
+        It does not depend on what it is added to, so single ones are drawn ahead: a call of OpenDP costs ten times a
+        draw. They live in memory only; a forked process and a copy draw their own.
+        """
+        if n > 1:
+            return np.array(_discrete_gaussian(scale)([0] * n), np.int64)
+        if not self._ahead or self._of != (scale, os.getpid()):
+            self._ahead, self._of = _discrete_gaussian(scale)([0] * BLOCK), (scale, os.getpid())
+        return np.array([self._ahead.pop()], np.int64)
 
     def gaussian(self, shape: tuple[int, ...], *stream: int | str) -> NDArray[np.float64]:
         """Fresh standard normal values of `shape`; `stream` only names what they are for."""
