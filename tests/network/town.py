@@ -122,7 +122,7 @@ class Town:
             return path
         copy = self.folder / "copy"
         shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(self.disk.seen(path), copy, ignore=shutil.ignore_patterns("*.new", "other"))
+        shutil.copytree(self.disk.seen(path), copy, ignore=shutil.ignore_patterns("*.new", ".tmp*", "other"))
         return copy
 
     def through(self, name: str, link: Link) -> None:
