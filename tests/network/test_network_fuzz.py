@@ -391,16 +391,18 @@ RELAXED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthChec
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=RELAXED)
-@given(draw=st.randoms(use_true_random=False))
-def test_searched_frames_are_taken_or_refused(machines: Machines, draw: random.Random) -> None:
-    check_one(machines, draw)
+@given(seed=st.integers(0, 2**63))
+def test_searched_frames_are_taken_or_refused(machines: Machines, seed: int) -> None:
+    # what is drawn depends on where the machines are by then, which no other kind of data may
+    check_one(machines, random.Random(seed))
 
 
 @pytest.mark.soak
 @settings(max_examples=20_000, deadline=None, suppress_health_check=RELAXED)
-@given(draw=st.randoms(use_true_random=False))
-def test_many_searched_frames_are_taken_or_refused(machines: Machines, draw: random.Random) -> None:
-    check_one(machines, draw)
+@given(seed=st.integers(0, 2**63))
+def test_many_searched_frames_are_taken_or_refused(machines: Machines, seed: int) -> None:
+    # what is drawn depends on where the machines are by then, which no other kind of data may
+    check_one(machines, random.Random(seed))
 
 
 def reason(stream: Scripted) -> str:

@@ -208,7 +208,7 @@ class Guest:
         while frame is not grpc.aio.EOF:
             try:
                 frame = await stream.read()
-            except (PeerError, *LOST) as error:
+            except Exception as error:  # whoever waits for the next frame is to hear of it
                 await self._inbox.put(error)
                 return
             await self._inbox.put(frame)
