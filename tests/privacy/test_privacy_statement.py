@@ -67,7 +67,7 @@ def test_an_exact_plan_with_simulated_noise() -> None:
     assert text["Accountant"].startswith("exact")
     assert text["Noise"].startswith("seeded")
     assert "300 of at most 600" in text["Released"]
-    assert "0.25" in text["Spent so far"]
+    assert "0.25" in text["Spent"]
     for words in ("uplink", "predictions", "timing and order", "validation", "other runs", "backup"):
         assert words in text["Not covered"]
 
@@ -116,7 +116,7 @@ def test_nothing_released() -> None:
     text = lines(told("exact", T=0, participations=0))
     assert text["Epsilon"].startswith("0: nothing is released")
     assert text["Released"] == "nothing"
-    assert "Spent so far" not in text
+    assert "Spent" not in text
 
 
 def test_given_weights_are_named_as_not_covered() -> None:

@@ -133,7 +133,7 @@ def _released_line(told: Statement, run: RunLine) -> str:
 def _spent_lines(told: Statement) -> list[tuple[str, str]]:
     if math.isinf(told.epsilon) or not told.epsilon:
         return []
-    return [("Spent so far", f"epsilon about {told.epsilon_spent:.4g}, an estimate below the claim")]
+    return [("Spent", f"epsilon about {told.epsilon_spent:.4g}, an estimate below the claim")]
 
 
 def _risk_lines(told: Statement) -> list[tuple[str, str]]:
