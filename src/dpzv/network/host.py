@@ -19,7 +19,7 @@ from dpzv import __version__
 from dpzv.config import Config
 from dpzv.errors import DpzvError, PeerError
 from dpzv.network.credentials import peer_name
-from dpzv.network.link import LONGEST_PAUSE, LOST, Stream, listen
+from dpzv.network.link import IDS_SECONDS, LONGEST_PAUSE, LOST, Stream, listen
 from dpzv.network.meeting import Labels, Meeting
 from dpzv.network.peers import Peer, Peers
 from dpzv.network.rounds import Batch
@@ -49,8 +49,6 @@ __all__ = ["Host"]
 LOG = logging.getLogger("dpzv.server")
 FIRST_WORD_SECONDS = 30.0
 """How long a new connection may stay silent."""
-IDS_SECONDS = 600.0
-"""How long a device may take to send its ids: a million over a slow line."""
 GOODBYE_SECONDS = 5.0
 """How long a closed device may take to finish its sentence and say goodbye."""
 FAREWELL_SECONDS = LONGEST_PAUSE + 10

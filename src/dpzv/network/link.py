@@ -17,7 +17,18 @@ from dpzv.errors import PeerError
 from dpzv.network.credentials import peer_option
 from dpzv.protocol.codec import MAX_FRAME
 
-__all__ = ["LONGEST_PAUSE", "LOST", "METHOD", "PART", "Frames", "Stream", "heard_out", "listen", "open_stream"]
+__all__ = [
+    "IDS_SECONDS",
+    "LONGEST_PAUSE",
+    "LOST",
+    "METHOD",
+    "PART",
+    "Frames",
+    "Stream",
+    "heard_out",
+    "listen",
+    "open_stream",
+]
 
 METHOD = "/dpzv.Session/Run"
 
@@ -26,6 +37,9 @@ LOST = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError, Con
 
 LONGEST_PAUSE = 30.0
 """Seconds between two attempts of a device to connect, at most."""
+
+IDS_SECONDS = 600.0
+"""How long a device may take to send its ids: a million over a slow line."""
 
 PART = 1 << 18
 """Bytes of the longest message that is sent; a longer frame goes in parts."""

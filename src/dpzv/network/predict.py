@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dpzv.config import Config, per_device
 from dpzv.errors import DataError, PeerError
 from dpzv.network.credentials import peer_name
-from dpzv.network.link import LOST, Stream, heard_out, listen
+from dpzv.network.link import IDS_SECONDS, LOST, Stream, heard_out, listen
 from dpzv.network.meeting import Labels, Meeting
 from dpzv.network.peers import Peer
 from dpzv.network.wire import PROTOCOL, Ask, Done, Hello, Ids, Welcome, agreed_hash, unpack
@@ -33,8 +33,6 @@ __all__ = ["Predictor"]
 LOG = logging.getLogger("dpzv.predict")
 SECONDS = 60.0
 """How long a device may be silent while it is asked."""
-IDS_SECONDS = 600.0
-"""How long it may take to send its ids: a million over a slow line."""
 
 
 class _Unable(PeerError):
