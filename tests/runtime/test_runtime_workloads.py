@@ -119,7 +119,7 @@ def train(recipe: str, data: Dataset, method: str, folder: Path, *settings: str)
         trained = load_file(folder / "weights" / f"device-{m}.safetensors")
         assert any(not torch.equal(w, trained[name]) for name, w in start.items()), f"device {m}"
     losses = [json.loads(line)["test_loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert losses[-1] < losses[0]
+    assert losses[-1] < min(losses[0], math.log(data.n_classes)), "no better than a guess"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -137,8 +137,8 @@ def test_modelnet40(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_amazon(method: str, tmp_path: Path, tiny_bert: Path) -> None:
-    settings = ("train.rounds=30", f"data.encoder={tiny_bert}", "devices.embedding=24", "devices.last_layers=0")
-    train("amazon", texts(), method, tmp_path / "run", *settings)
+    settings = (f"data.encoder={tiny_bert}", "devices.embedding=24", "devices.last_layers=0", "head.eta_0=0.01")
+    train("amazon", texts(), method, tmp_path / "run", "train.rounds=60", *settings)
 
 
 @pytest.mark.parametrize("method", METHODS)
