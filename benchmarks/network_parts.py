@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from xxhash import xxh3_128_digest
 
 from dpzv import config as configuration
 from dpzv.config import Config
@@ -147,15 +147,15 @@ class Parts:
         assert isinstance(got, Embeddings)
         contributes = time_of("gate", lambda: gate.contributes(server.t + 1, got))
         pending = time_of("server.ask", lambda: server.ask(got, contributes))
-        sha256 = time_of("sha256", lambda: hashlib.sha256(memoryview(frame)[1:]))
+        digest = time_of("hash", lambda: xxh3_128_digest(memoryview(frame)[1:]))
         event = gate._event(pending.t, pending.m, pending.position, pending.B)
         common = {"grid": pending.grid, "divisor": pending.divisor, "sigma_dp": gate.plan.sigma_dp}
         Delta = time_of("noise", lambda: self._noise.release(pending.totals, **common, t=pending.t, m=m))
         time_of("gate", lambda: ledger.admit(event))
-        time_of("gate", lambda: ledger.submit(event, Delta, sha256.digest()))
+        time_of("gate", lambda: ledger.submit(event, Delta, digest))
         time_of("ledger to disk", lambda: ledger.wait(event.t))
         release = Release(pending.t, m, pending.position, Delta)
-        time_of("transcript", lambda: self._folder.transcript(release.t, m, exactly(Delta), sha256.hexdigest()))
+        time_of("transcript", lambda: self._folder.transcript(release.t, m, exactly(Delta), digest.hex()))
         time_of("server.ask", lambda: server.accept(release, gate.head_steps(release.t)))
         answer = time_of("codec", lambda: pack_message(codec, release))
         time_of("codec", lambda: unpack(codec, answer))

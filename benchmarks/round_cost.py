@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.bar import Row
 from dpzv import config as configuration
@@ -49,7 +50,7 @@ def _strips(D: int) -> Dataset:
     )
 
 
-def _floor(parts: Parts, ids: torch.Tensor, m: int) -> None:
+def _floor(parts: Parts, ids: NDArray[np.int64], m: int) -> None:
     """Two device forwards and two head forwards of the batch `ids`."""
     device = parts.devices[m - 1]
     x = device.features(ids)
@@ -74,7 +75,7 @@ def rows() -> list[Row]:
         with make_ledger(config, data, plan, folder) as ledger, folder:
             parts = assemble(config, data, make_networks(config, data, plan, noise), plan, noise)
             simulation = Simulation(config, data, parts, Gate(ledger, noise), folder, plan.T)
-            ids = torch.randperm(60_000, generator=torch.Generator().manual_seed(0))[:512]
+            ids = np.random.default_rng(0).permutation(60_000)[:512]
             for i in range(ROUNDS + 20):
                 start = time.perf_counter()
                 simulation.round()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.bar import Row
+from dpzv.zo.directions import direction
 from dpzv.zo.perturb import step, two_point
 
 __all__ = ["extra_bytes", "main", "rows"]
@@ -66,8 +67,9 @@ def _table() -> tuple[nn.Module, Tensor]:
 
 
 def _round(module: nn.Module, x: Tensor) -> None:
-    two_point(module, x, 1, 1e-3)
-    step(module, 1, 1e-6)
+    u = direction(module, 1)
+    two_point(module, x, u, 1e-3)
+    step(u, 1e-6)
 
 
 @torch.no_grad()

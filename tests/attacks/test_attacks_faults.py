@@ -18,7 +18,7 @@ from dpzv.methods.dpsgd import DPSGD
 from dpzv.methods.dpzv import ServerRule
 from dpzv.methods.gradients import clipped_gradient_sum
 from dpzv.methods.heads import OwnSGD
-from dpzv.methods.rules import Answer
+from dpzv.methods.rules import Answer, Question
 from dpzv.methods.steps import Steps
 from dpzv.privacy.noise import ExactNoise, SeededNoise, Totals
 from dpzv.protocol.codec import Codec
@@ -51,28 +51,17 @@ class OneSided(ServerRule):
     """The published clip, min(x, C)."""
 
     @torch.no_grad()
-    def answer(
-        self,
-        t: int,
-        rows: torch.Tensor,
-        columns: slice,
-        h: tuple[torch.Tensor, ...],
-        y: torch.Tensor,
-        *,
-        lam: float,
-        seed: int,
-        contributes: torch.Tensor | None,
-    ) -> Answer:
+    def answer(self, asked: Question) -> Answer:
         losses = []
-        for version in h:
-            rows[:, columns] = version
-            losses.append(self.loss(self.rule.output(t, rows, lam), y))
-        terms = delta_zo(losses[0], losses[1], lam).clamp(max=self.C)
-        if contributes is not None:
-            terms = torch.where(contributes, terms, 0.0)
+        for version in asked.h:
+            asked.rows[:, asked.columns] = version
+            losses.append(self.loss(self.rule.output(asked.t, asked.rows, asked.lam), asked.y))
+        terms = delta_zo(losses[0], losses[1], asked.lam).clamp(max=self.C)
+        if asked.contributes is not None:
+            terms = torch.where(asked.contributes, terms, 0.0)
         grid = math.ldexp(self.C, -GRID_BITS)
         total = int((terms / grid).round().to(torch.int64).sum())
-        return Answer(np.array([total]), grid, divisor=len(y))
+        return Answer(np.array([total]), grid, divisor=len(asked.y))
 
 
 def one_sided(machine: Machine) -> None:

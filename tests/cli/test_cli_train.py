@@ -39,7 +39,7 @@ def test_a_run_leaves_what_the_contract_says(cli: Cli, tmp_path: Path) -> None:
     assert sorted(lines[0]) == sorted(METRIC_KEYS)
     transcript = [json.loads(line) for line in (tmp_path / "run" / "transcript.jsonl").read_text().splitlines()]
     assert [line["t"] for line in transcript] == list(range(1, 61))
-    assert set(transcript[0]) == {"t", "m", "Delta", "frame_sha256"}
+    assert set(transcript[0]) == {"t", "m", "Delta", "frame_xxh3"}
     frozen = json.loads((tmp_path / "run" / "frozen" / "summary.json").read_text())
     assert (frozen["epsilon"], frozen["rounds"]) == (0.0, 0)
 

@@ -15,7 +15,7 @@ from dpzv.methods import vafl, vfl_czofo, zoo_vfl
 from dpzv.methods.heads import make_head_rule
 from dpzv.methods.make import make_device_rule, make_server_rule
 from dpzv.methods.rival import Uplink
-from dpzv.methods.rules import ServerRule
+from dpzv.methods.rules import Question, ServerRule
 from dpzv.methods.steps import Steps
 from dpzv.models.head import Head
 from dpzv.models.losses import per_record_loss
@@ -62,7 +62,7 @@ def head() -> Head:
 
 def server_rule(name: str, w_0: Head, head_rule: str, C: float = math.inf, q: int = 8) -> ServerRule:
     rule = make_head_rule(head_rule, w_0, LOSS, lam=LAM, steps=STEPS, seed=0)
-    return make_server_rule(name, w_0, rule, LOSS, C, q=q)
+    return make_server_rule(name, w_0, rule, LOSS, C, q=q, seed=0)
 
 
 def same(one: torch.nn.Module, other: torch.nn.Module, tolerance: float) -> None:
@@ -79,9 +79,7 @@ def test_vafl_with_all_devices_on_one_batch_is_one_joint_step() -> None:
     answers = []
     for m in range(M):
         rows = torch.cat(sent, dim=1)
-        answer = server.answer(
-            1, rows, slice(m * K, (m + 1) * K), (sent[m],), LABELS, lam=LAM, seed=0, contributes=None
-        )
+        answer = server.answer(Question(1, m + 1, 0, rows, slice(m * K, (m + 1) * K), (sent[m],), LABELS, LAM))
         answers.append(answer.totals * answer.grid / answer.divisor)
     server.update(1, answers[0], torch.cat(sent, dim=1), LABELS, 0)
     for rule, answer in zip(rules, answers, strict=True):
@@ -138,10 +136,9 @@ def test_vafl_in_turns_is_block_coordinate_descent_on_stale_blocks() -> None:
 def estimate(q: int) -> tuple[torch.Tensor, torch.Tensor]:
     """VFL-CZOFO's estimate of the gradient in h from q differences, as the device rebuilds it; and the true one."""
     h = [network(x).detach() for network, x in zip(networks(), features(), strict=True)]
-    w_0, rows, seed = head(), torch.cat(h, dim=1), seed_of("estimate")
-    answer = server_rule("vfl-czofo", w_0, "frozen", q=q).answer(
-        1, rows, slice(0, K), (h[0],), LABELS, lam=LAM, seed=seed, contributes=None
-    )
+    w_0, rows, seed = head(), torch.cat(h, dim=1), seed_of(0, "direction", 1, 4)
+    asked = Question(1, 1, 4, rows, slice(0, K), (h[0],), LABELS, LAM)
+    answer = server_rule("vfl-czofo", w_0, "frozen", q=q).answer(asked)
     assert torch.equal(rows, torch.cat(h, dim=1))  # the table keeps h itself
     differences = answer.totals * answer.grid / answer.divisor
     directions = vfl_czofo.directions(seed, q, h[0].shape)
@@ -185,9 +182,8 @@ def test_a_zoo_vfl_round_is_its_formula(C: float) -> None:
     rule = zoo_vfl.DeviceRule(network, m=1, seed=7, lam=0.01, steps=STEPS, uplink=OPEN)
     sent = rule.embeddings(x, 3)
     rows = torch.cat([torch.zeros(D, K), *others], dim=1)
-    answer = server_rule("zoo-vfl", w_0, "frozen", C).answer(
-        1, rows, slice(0, K), sent, LABELS, lam=0.01, seed=0, contributes=None
-    )
+    asked = Question(1, 1, 3, rows, slice(0, K), sent, LABELS, 0.01)
+    answer = server_rule("zoo-vfl", w_0, "frozen", C).answer(asked)
     rule.update(answer.totals * answer.grid / answer.divisor, position=3, t=1)
 
     u = whole(layout(before), seed_of(7, "direction", 1, 3))
@@ -221,7 +217,7 @@ def test_one_record_moves_an_answer_by_at_most_its_clip(name: str, mean: bool) -
                 h[0][victim] = 100 * torch.randn(K, generator=generator(9, seed))
                 h[1][victim] = -h[0][victim]
             rule = server_rule(name, head(), "frozen", C)
-            answer = rule.answer(1, rows, slice(0, K), tuple(h[: rule.uploads]), y, lam=LAM, seed=1, contributes=None)
+            answer = rule.answer(Question(1, 1, 0, rows, slice(0, K), tuple(h[: rule.uploads]), y, LAM))
             assert answer.divisor == (D if mean else 1)
             assert len(answer.totals) == rule.numbers(D, K)
             totals.append(answer.totals)
@@ -238,7 +234,7 @@ def test_a_record_that_may_not_contribute_adds_nothing(name: str) -> None:
     h = [torch.randn(D, K, generator=generator(6, j)) for j in range(2)]
     rule = server_rule(name, head(), "frozen", 0.5)
     rows = torch.randn(D, M * K, generator=generator(7))
-    answer = rule.answer(1, rows, slice(0, K), tuple(h[: rule.uploads]), LABELS, lam=LAM, seed=1, contributes=nobody)
+    answer = rule.answer(Question(1, 1, 0, rows, slice(0, K), tuple(h[: rule.uploads]), LABELS, LAM, nobody))
     assert not answer.totals.any()
 
 

@@ -13,7 +13,7 @@ from dpzv.models.gabor_patch import Energies, GaborPatchCNN, PatchBank
 from dpzv.models.images import PatchCNN, geometry, pixels
 from dpzv.models.resnet import BasicBlock, ResNet18, shapes
 from dpzv.models.rowwise import require_rowwise
-from dpzv.zo.directions import layout, whole
+from dpzv.zo.directions import direction, layout, whole
 from dpzv.zo.perturb import step, two_point
 
 
@@ -131,14 +131,18 @@ def test_rows_of_a_resnet_stay_by_themselves(resnet: ResNet18) -> None:
     replaced = x.clone()
     replaced[3] = 200
     others = torch.arange(5) != 3
-    for a, b in zip(two_point(resnet, x, 3, 1e-3), two_point(resnet, replaced, 3, 1e-3), strict=True):
+    for a, b in zip(
+        two_point(resnet, x, direction(resnet, 3), 1e-3),
+        two_point(resnet, replaced, direction(resnet, 3), 1e-3),
+        strict=True,
+    ):
         assert torch.equal(a[others], b[others])
         assert not torch.equal(a[3], b[3])
 
 
 def test_a_resnet_at_w_plus_and_minus_against_moved_copies(resnet: ResNet18) -> None:
     x, lam = views(3), 1e-3
-    h_plus, h_minus = two_point(resnet, x, 9, lam)
+    h_plus, h_minus = two_point(resnet, x, direction(resnet, 9), lam)
     u = whole(layout(resnet), 9)
     for h, sign in ((h_plus, 1), (h_minus, -1)):
         copy = ResNet18(1, 32, 64, generator(1)).eval()
@@ -163,7 +167,7 @@ def test_a_resnets_start_depends_on_its_generator_alone(resnet: ResNet18) -> Non
     for a, b in zip(resnet.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
     assert not torch.equal(resnet.stem[0].weight, other.stem[0].weight)
-    step(again, 0, 1e-3)
+    step(direction(again, 0), 1e-3)
     assert not torch.equal(resnet.out.weight, again.out.weight)
 
 

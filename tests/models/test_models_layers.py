@@ -11,7 +11,7 @@ from dpzv.models.images import PatchCNN
 from dpzv.models.layers import train_last
 from dpzv.models.networks import linear, mlp
 from dpzv.models.resnet import ResNet18
-from dpzv.zo.directions import layout
+from dpzv.zo.directions import direction, layout
 from dpzv.zo.perturb import step, two_point
 
 
@@ -42,9 +42,9 @@ def test_the_last_n_parts_of_a_resnet() -> None:
         assert {name.split(".")[0] for name in layout(network).names} == set(expected[:n])
     before = {name: weight.clone() for name, weight in network.named_parameters()}
     x = torch.rand(2, 256, generator=generator(1))
-    h_plus, h_minus = two_point(network, x, 3, 1e-3)
+    h_plus, h_minus = two_point(network, x, direction(network, 3), 1e-3)
     assert not torch.equal(h_plus, h_minus)
-    step(network, 3, 1e-2)
+    step(direction(network, 3), 1e-2)
     moved = {name for name, weight in network.named_parameters() if not torch.equal(weight, before[name])}
     assert moved == {"out.weight", "out.bias"}
 

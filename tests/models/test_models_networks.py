@@ -17,6 +17,7 @@ from dpzv.models.images import PatchCNN, StripCNN
 from dpzv.models.initial import orthogonal
 from dpzv.models.networks import linear, mlp
 from dpzv.models.rowwise import require_rowwise
+from dpzv.zo.directions import direction
 from dpzv.zo.perturb import step, two_point
 
 
@@ -72,7 +73,10 @@ def test_the_row_rule(name: str) -> None:
         replaced = x.clone()
         replaced[row] = 200 if x.dtype == torch.uint8 else 1e6
         others = torch.arange(33) != row
-        before, after = two_point(network, x, 3, 1e-2), two_point(network, replaced, 3, 1e-2)
+        before, after = (
+            two_point(network, x, direction(network, 3), 1e-2),
+            two_point(network, replaced, direction(network, 3), 1e-2),
+        )
         for a, b in zip(before, after, strict=True):
             assert torch.equal(a[others], b[others])
             assert not torch.equal(a[row], b[row])
@@ -156,7 +160,7 @@ def test_the_gabor_bank_scales_each_record_and_keeps_empty_strips_empty() -> Non
 def test_training_gabor_moves_the_linear_map_only() -> None:
     cnn = GaborCNN(4, 28, 8, generator(0))
     filters, weight = cnn.bank.filters.clone(), cnn.out.weight.detach().clone()
-    step(cnn, 0, 0.1)
+    step(direction(cnn, 0), 0.1)
     assert torch.equal(cnn.bank.filters, filters)
     assert not torch.equal(cnn.out.weight, weight)
     assert set(cnn.state_dict()) == {"out.weight", "out.bias"}  # the filters are a formula, not weights

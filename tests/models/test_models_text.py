@@ -15,7 +15,7 @@ from dpzv.errors import ConfigError, DataError
 from dpzv.models.layers import train_last
 from dpzv.models.rowwise import require_rowwise
 from dpzv.models.text import ATTENTION, TextEncoder, load_bert
-from dpzv.zo.directions import layout, whole
+from dpzv.zo.directions import direction, layout, whole
 from dpzv.zo.perturb import step, two_point
 
 transformers = pytest.importorskip("transformers")
@@ -84,14 +84,16 @@ def test_rows_of_texts_stay_by_themselves(full: bool) -> None:
     replaced = ids.clone()
     replaced[4, 3:] = 0
     others = torch.arange(9) != 4
-    for a, b in zip(two_point(text, ids, 3, 1e-3), two_point(text, replaced, 3, 1e-3), strict=True):
+    for a, b in zip(
+        two_point(text, ids, direction(text, 3), 1e-3), two_point(text, replaced, direction(text, 3), 1e-3), strict=True
+    ):
         assert torch.equal(a[others], b[others])
         assert not torch.equal(a[4], b[4])
 
 
 def test_a_bert_at_w_plus_and_minus_against_moved_copies() -> None:
     text, ids, lam = network(), texts(6), 1e-3
-    h_plus, h_minus = two_point(text, ids, 5, lam)
+    h_plus, h_minus = two_point(text, ids, direction(text, 5), lam)
     u = whole(layout(text), 5)
     for h, sign in ((h_plus, 1), (h_minus, -1)):
         copy = network()
@@ -115,8 +117,8 @@ def test_the_last_layers_of_a_bert_come_with_the_map() -> None:
     text = network()
     train_last(text, 2)
     before = {name: weight.clone() for name, weight in text.named_parameters()}
-    two_point(text, texts(3), 1, 1e-3)
-    step(text, 1, 1e-2)
+    two_point(text, texts(3), direction(text, 1), 1e-3)
+    step(direction(text, 1), 1e-2)
     moved = {name for name, weight in text.named_parameters() if not torch.equal(weight, before[name])}
     assert moved == set(layout(text).names)
     assert not any("embeddings" in name or "layer.0" in name for name in moved)

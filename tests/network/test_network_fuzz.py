@@ -256,8 +256,8 @@ class Machines:
         """Everything at the server that a device's frame could change."""
         session, server, rounds = self.session, self.session.server, self.session.rounds
         digest = hashlib.sha256(server.table.h.numpy().tobytes())
-        digest.update(server.table.times.numpy().tobytes())
-        seen = [server.t, server.positions, server.times, float(server.delay_sum), server.delay_count, session.begun]
+        digest.update(server.table.times.tobytes())
+        seen = [server.t, server.positions, server.times, server.delays, session.begun]
         seen += [session.ledger.releases, session.ledger.last_t, session.ledger.unit_mu_squared, session.book.meter]
         seen += [sorted(rounds._waiting), sorted(session.filled), sum(map(len, rounds._incoming.values()))]
         digest.update(repr(seen).encode())

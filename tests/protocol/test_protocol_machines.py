@@ -54,7 +54,7 @@ def make(head_rule: str = "frozen", C: float = 0.1) -> tuple[list[Device], Serve
 def test_the_fill_is_the_embeddings() -> None:
     devices, server = make()
     for device in devices:
-        expected = device.rule.network(device.features(torch.arange(D)))
+        expected = device.rule.network(device.features(np.arange(D)))
         assert torch.equal(server.table.h[:, server.table.columns(device.m)], expected)
 
 
@@ -177,14 +177,14 @@ def test_delays_are_the_papers() -> None:
                 uploads = [k for k in range(3) if i in BatchSchedule(0, 1, B, D).ids(k)]
                 # weights used in upload k had seen k releases: device time k
                 seen[int(i)] = 3 - max(uploads, default=0)
-            before = float(server.delay_sum), server.delay_count
+            before = dataclasses.replace(server.delays)
         pending = server.ask(device.upload(), None)
         release = Release(pending.t, m, pending.position, np.array([0.0]))
         server.accept(release)
         device.receive(release)
-    assert float(server.delay_sum) - before[0] == sum(seen.values())
-    assert server.delay_count - before[1] == B
-    assert server.max_delay == max(seen.values())
+    assert server.delays.total - before.total == sum(seen.values())
+    assert server.delays.count - before.count == B
+    assert server.delays.most == max(seen.values())
 
 
 def test_sgd_and_zo_heads_descend_and_frozen_does_not_move() -> None:

@@ -13,7 +13,6 @@ from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.rng import seed_of
 from dpzv.runtime.run import start
-from dpzv.zo import directions
 from dpzv.zo.directions import Block, Direction
 
 
@@ -31,7 +30,6 @@ def weights(method: str, accelerator: str, folder: Path) -> dict[str, torch.Tens
     for assignment in (*settings, f"train.method={method}", f"train.eta_m={eta}", "head.rule=frozen"):
         tree = configuration.merge(tree, configuration.set_key(assignment))
     config = configuration.parse(configuration.merge(tree, {"runtime": {"accelerator": accelerator}}))
-    directions._scales.clear()
     start(config, folder, lambda snapshot: True, math.inf)
     return {
         f"{file.stem}.{name}": tensor

@@ -91,14 +91,6 @@ def test_the_same_seed_gives_the_same_direction_and_other_seeds_others() -> None
             assert torch.equal(numbers, forwards[piece])
 
 
-def test_the_scale_is_the_same_remembered_or_not() -> None:
-    where = layout(Bag((40, 30), (9,)))
-    first = Direction(where, 5).scale
-    for seed in range(100, 200):
-        Direction(where, seed)  # pushes seed 5 out of memory
-    assert Direction(where, 5).scale == first
-
-
 def test_pieces_cover_every_number_once_and_are_bounded() -> None:
     bag = Bag((BLOCK // 2 + 1, 3), (4,), (2, BLOCK + 9), (SHARED,), (6, 6), (0,))
     where = layout(bag)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
-from dpzv.zo.directions import layout, whole
+from dpzv.zo.directions import direction, layout, whole
 from dpzv.zo.estimator import delta_zo
 from dpzv.zo.perturb import two_point
 
@@ -52,7 +52,7 @@ def samples(module: nn.Module, x: Tensor, lam: float) -> np.ndarray:
     """[N, d]: delta_zo * u of record 0, over N directions."""
     out = []
     for seed in range(N):
-        f_plus, f_minus = two_point(module, x, seed, lam)
+        f_plus, f_minus = two_point(module, x, direction(module, seed), lam)
         u = torch.cat([v.reshape(-1) for v in whole(layout(module), seed)])
         out.append((delta_zo(f_plus[:, 0], f_minus[:, 0], lam)[0] * u).numpy())
     return np.stack(out)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from dpzv.errors import ConfigError
-from dpzv.zo.directions import BLOCK, layout, whole
+from dpzv.zo.directions import BLOCK, direction, layout, whole
 from dpzv.zo.perturb import momentum_step, perturbed, step, two_point
 
 SEED, LAM = 7, 1e-2
@@ -170,7 +170,7 @@ def bits(module: nn.Module) -> list[bytes]:
 def test_two_point_equals_a_perturbed_copy_and_leaves_the_weights(name: str) -> None:
     module, x = case(name)
     before, objects = bits(module), [(id(p), p.data_ptr()) for p in module.parameters()]
-    h_plus, h_minus = two_point(module, x, SEED, LAM)
+    h_plus, h_minus = two_point(module, x, direction(module, SEED), LAM)
     assert bits(module) == before
     assert [(id(p), p.data_ptr()) for p in module.parameters()] == objects
     assert type(h_plus) is Tensor
@@ -189,7 +189,7 @@ def test_two_point_equals_a_perturbed_copy_and_leaves_the_weights(name: str) -> 
 @pytest.mark.parametrize("name", ["mlp", "conv", "tied", "large embedding in blocks", "double"])
 def test_two_point_is_bit_equal_to_a_perturbed_copy(name: str) -> None:
     module, x = case(name)
-    h_plus, h_minus = two_point(module, x, SEED, LAM)
+    h_plus, h_minus = two_point(module, x, direction(module, SEED), LAM)
     with torch.no_grad():
         assert torch.equal(h_plus, moved(module, LAM)(x))
         assert torch.equal(h_minus, moved(module, -LAM)(x))
@@ -197,10 +197,10 @@ def test_two_point_is_bit_equal_to_a_perturbed_copy(name: str) -> None:
 
 def test_perturbed_block_is_the_same_evaluation() -> None:
     module, x = case("mlp")
-    h_plus, h_minus = two_point(module, x, SEED, LAM)
-    with perturbed(module, SEED, LAM):
+    h_plus, h_minus = two_point(module, x, direction(module, SEED), LAM)
+    with perturbed(direction(module, SEED), LAM):
         assert torch.equal(module(x), h_plus)
-    with perturbed(module, SEED, -LAM):
+    with perturbed(direction(module, SEED), -LAM):
         assert torch.equal(module(x), h_minus)
 
 
@@ -208,7 +208,7 @@ def test_weights_are_restored_when_the_forward_raises() -> None:
     module, _ = case("lstm")
     before, objects = bits(module), [id(p) for p in module.parameters()]
     with pytest.raises(RuntimeError):
-        two_point(module, torch.zeros(2, 2, 99), SEED, LAM)
+        two_point(module, torch.zeros(2, 2, 99), direction(module, SEED), LAM)
     assert bits(module) == before
     assert [id(p) for p in module.parameters()] == objects
     assert [id(p) for p in module.r._flat_weights] == objects
@@ -230,9 +230,9 @@ class Unused(nn.Module):
 def test_unused_parameters_are_refused_by_name() -> None:
     net = Unused()
     with pytest.raises(ConfigError, match=r"idle\.weight, idle\.bias"):
-        two_point(net, torch.zeros(1, 3), SEED, LAM)
+        two_point(net, torch.zeros(1, 3), direction(net, SEED), LAM)
     net.idle.requires_grad_(False)
-    two_point(net, torch.zeros(1, 3), SEED, LAM)
+    two_point(net, torch.zeros(1, 3), direction(net, SEED), LAM)
 
 
 def test_code_that_would_read_past_the_stand_in_fails_loudly() -> None:
@@ -241,20 +241,21 @@ def test_code_that_would_read_past_the_stand_in_fails_loudly() -> None:
         scripted = torch.jit.script(nn.Linear(3, 2))
     net = nn.Sequential(scripted, nn.Linear(2, 2))
     with pytest.raises((ConfigError, RuntimeError)):
-        two_point(net, torch.zeros(1, 3), SEED, LAM)
+        two_point(net, torch.zeros(1, 3), direction(net, SEED), LAM)
     assert net(torch.zeros(1, 3)).shape == (1, 2)
 
 
 def test_a_module_must_return_one_tensor() -> None:
+    lstm = nn.LSTM(2, 2)
     with pytest.raises(ConfigError, match="must return one tensor, got tuple"):
-        two_point(nn.LSTM(2, 2), torch.zeros(1, 1, 2), SEED, LAM)
+        two_point(lstm, torch.zeros(1, 1, 2), direction(lstm, SEED), LAM)
 
 
 @pytest.mark.parametrize("name", ["mlp", "channels last", "tied", "large and tied", "double", "long rows"])
 def test_step_moves_along_the_same_direction(name: str) -> None:
     module, _ = case(name)
     expected = moved(module, -0.3)
-    step(module, SEED, 0.3)
+    step(direction(module, SEED), 0.3)
     assert bits(module) == bits(expected)
 
 
@@ -263,7 +264,7 @@ def test_step_on_a_large_tensor_that_is_not_contiguous() -> None:
     module.weight = nn.Parameter(module.weight.detach().T.contiguous().T)
     assert not module.weight.is_contiguous()
     expected = moved(module, -0.3)
-    step(module, SEED, 0.3)
+    step(direction(module, SEED), 0.3)
     assert torch.equal(module.weight, expected.weight)
 
 
@@ -272,8 +273,8 @@ def test_a_step_by_zero_leaves_every_bit() -> None:
     with torch.no_grad():
         module[0].bias[:4] = torch.tensor([-0.0, float("nan"), float("inf"), 1e-45])
     before = bits(module)
-    step(module, SEED, 0.0)
-    step(module, SEED, -0.0)
+    step(direction(module, SEED), 0.0)
+    step(direction(module, SEED), -0.0)
     assert bits(module) == before
     with torch.no_grad():  # the reason for the special case: plain arithmetic turns some -0.0 into 0.0
         zeros = torch.full((1000,), -0.0)
@@ -285,7 +286,7 @@ def test_perturbing_in_place_and_back_does_not_leave_the_weights() -> None:
     """Why evaluation goes beside the weights: +1, -2, +1 in place drifts."""
     module, x = case("mlp")
     before = bits(module)
-    two_point(module, x, SEED, LAM)
+    two_point(module, x, direction(module, SEED), LAM)
     assert bits(module) == before
     w = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     u = torch.cat([v.reshape(-1) for v in whole(layout(module), SEED)])
@@ -299,7 +300,7 @@ def test_momentum_against_the_written_rule() -> None:
     velocity = [torch.zeros_like(p) for p in module.parameters()]
     v = [torch.zeros_like(p) for p in other.parameters()]
     for seed, Delta in enumerate([0.5, -2.0, 0.0]):
-        momentum_step(module, velocity, seed, Delta, eta=0.1, momentum=0.9)
+        momentum_step(velocity, direction(module, seed), Delta, eta=0.1, momentum=0.9)
         with torch.no_grad():
             for k, (w, u) in enumerate(zip(other.parameters(), whole(layout(other), seed), strict=True)):
                 v[k] = 0.9 * v[k] + Delta * u
@@ -312,11 +313,13 @@ def test_momentum_against_the_written_rule() -> None:
 def test_bad_coefficients_and_velocities_are_refused() -> None:
     module, _ = case("mlp")
     with pytest.raises(ConfigError, match="must be finite, got nan"):
-        step(module, SEED, float("nan"))
+        step(direction(module, SEED), float("nan"))
     with pytest.raises(ConfigError, match="must be finite, got inf"):
-        momentum_step(module, [torch.zeros_like(p) for p in module.parameters()], 0, float("inf"), eta=1, momentum=0)
+        momentum_step(
+            [torch.zeros_like(p) for p in module.parameters()], direction(module, 0), float("inf"), eta=1, momentum=0
+        )
     with pytest.raises(ConfigError, match="velocity must have the shapes"):
-        momentum_step(module, [], 0, 1.0, eta=1, momentum=0)
+        momentum_step([], direction(module, 0), 1.0, eta=1, momentum=0)
 
 
 def test_every_route_a_parameter_takes_sees_perturbed_values() -> None:
@@ -331,6 +334,7 @@ def test_every_route_a_parameter_takes_sees_perturbed_values() -> None:
             stacked = torch.stack([self.w, 2 * self.w])
             return x * stacked.sum(0) + F.pad(self.w.data, (0, 0)) + self.w[None].expand(len(x), 3)
 
-    h_plus, h_minus = two_point(Odd(), torch.ones(2, 3), SEED, LAM)
+    odd = Odd()
+    h_plus, h_minus = two_point(odd, torch.ones(2, 3), direction(odd, SEED), LAM)
     u = whole(layout(Odd()), SEED)[0]
     torch.testing.assert_close(h_plus - h_minus, (2 * LAM * 5 * u).expand(2, 3))

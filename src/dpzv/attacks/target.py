@@ -8,7 +8,6 @@ attack speaks for all of them.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from xxhash import xxh3_128_digest
 
 from dpzv.config import Config, per_device
 from dpzv.data.cards import CARDS
@@ -101,7 +101,7 @@ class Machine:
         message = codec.decode(frame)
         assert isinstance(message, Embeddings)
         pending = self.server.ask(message, self.gate.contributes(self.server.t + 1, message))
-        return pending, self.gate.release(pending, hashlib.sha256(frame).digest())
+        return pending, self.gate.release(pending, xxh3_128_digest(frame))
 
     def repeat(self, rounds: list[Pending], n: int) -> Transcript:
         """The releases of `rounds` in `n` further runs over the same records, through the gate.

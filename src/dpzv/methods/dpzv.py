@@ -22,9 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from dpzv.methods import rules
-from dpzv.methods.rules import Answer, require_numbers
-from dpzv.methods.steps import Steps, trainable, zo_step
-from dpzv.rng import seed_of
+from dpzv.methods.rules import Answer, Question, require_numbers
+from dpzv.methods.steps import Directions, Steps, zo_step
 from dpzv.zo.clipping import clipped_sum
 from dpzv.zo.estimator import delta_zo
 from dpzv.zo.perturb import two_point
@@ -37,20 +36,17 @@ class DeviceRule(rules.DeviceRule):
 
     def __init__(self, network: torch.nn.Module, *, m: int, seed: int, lam: float, steps: Steps) -> None:
         self.network = network
-        self.velocity = [torch.zeros_like(w) for w in trainable(network)] if steps.momentum else []
-        self._m, self._seed, self._lam, self._steps = m, seed, lam, steps
+        self._u, self._lam, self._steps = Directions(network, seed, "direction", m), lam, steps
+        self.velocity = self._u.zeros() if steps.momentum else []
 
     def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
         """h_plus and h_minus [B, k] of the batch `x` at `position` of the device's schedule."""
-        return two_point(self.network, x, self._direction(position), self._lam)
+        return two_point(self.network, x, self._u(position), self._lam)
 
     def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
-        """w_m <- w_m - eta_m * Delta * u, with the same u as in `embeddings`, regenerated."""
+        """w_m <- w_m - eta_m * Delta * u, with the same u as in `embeddings`."""
         require_numbers(Delta, 1)
-        zo_step(self.network, self.velocity, self._direction(position), float(Delta[0]), self._steps, t)
-
-    def _direction(self, position: int) -> int:
-        return seed_of(self._seed, "direction", self._m, position)
+        zo_step(self.velocity, self._u(position), float(Delta[0]), self._steps, t)
 
 
 class ServerRule(rules.ServerRule):
@@ -64,28 +60,17 @@ class ServerRule(rules.ServerRule):
         return 1
 
     @torch.no_grad()
-    def answer(
-        self,
-        t: int,
-        rows: torch.Tensor,
-        columns: slice,
-        h: tuple[torch.Tensor, ...],
-        y: torch.Tensor,
-        *,
-        lam: float,
-        seed: int,
-        contributes: torch.Tensor | None,
-    ) -> Answer:
+    def answer(self, asked: Question) -> Answer:
         """The mean of clipped differences; the unclipped ones never leave this function. The table keeps the midpoint.
 
         The asking device's columns are replaced by h_plus, then by h_minus.
         """
-        h_plus, h_minus = h
-        own = rows[:, columns]
+        (h_plus, h_minus), rows, y, lam = asked.h, asked.rows, asked.y, asked.lam
+        own = rows[:, asked.columns]
         own.copy_(h_plus)
-        f_plus = self.loss(self.rule.output(t, rows, lam), y)
+        f_plus = self.loss(self.rule.output(asked.t, rows, lam), y)
         own.copy_(h_minus)
-        f_minus = self.loss(self.rule.output(t, rows, -lam), y)
-        torch.add(h_plus, h_minus, out=own).div_(2)
-        clipped = clipped_sum(delta_zo(f_plus, f_minus, lam), self.C, contributes)
+        f_minus = self.loss(self.rule.output(asked.t, rows, -lam), y)
+        own.copy_((h_plus + h_minus).mul_(0.5))
+        clipped = clipped_sum(delta_zo(f_plus, f_minus, lam), self.C, asked.contributes)
         return Answer(np.array([clipped.total]), clipped.grid, divisor=len(y))

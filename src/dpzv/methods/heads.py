@@ -11,11 +11,9 @@ from abc import ABC, abstractmethod
 import torch
 
 from dpzv.errors import ConfigError
-from dpzv.methods.steps import Steps, sgd_step, zo_step
+from dpzv.methods.steps import Directions, Steps, sgd_step, zo_step
 from dpzv.models.losses import Loss
-from dpzv.rng import seed_of
 from dpzv.terms import HeadRuleName
-from dpzv.zo.directions import layout
 from dpzv.zo.estimator import delta_zo
 from dpzv.zo.perturb import perturbed, two_point
 
@@ -61,14 +59,11 @@ class _Moving(Frozen):
 
     def __init__(self, head: torch.nn.Module, steps: Steps, seed: int) -> None:
         super().__init__(head)
-        self.velocity = [torch.zeros_like(w) for w in layout(head).parameters] if steps.momentum else []
-        self._steps, self._seed = steps, seed
-
-    def _direction(self, t: int) -> int:
-        return seed_of(self._seed, "direction", 0, t)
+        self._u, self._steps = Directions(head, seed, "direction", 0), steps
+        self.velocity = self._u.zeros() if steps.momentum else []
 
     def _zo_step(self, t: int, Delta: float) -> None:
-        zo_step(self.head, self.velocity, self._direction(t), Delta, self._steps, t)
+        zo_step(self.velocity, self._u(t), Delta, self._steps, t)
 
 
 class JointZO(_Moving):
@@ -76,7 +71,7 @@ class JointZO(_Moving):
 
     def output(self, t: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
         """The head at w_0 + offset*u_0."""
-        with perturbed(self.head, self._direction(t), offset):
+        with perturbed(self._u(t), offset):
             return super().output(t, rows, offset)
 
     def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
@@ -94,7 +89,7 @@ class OwnZO(_Moving):
     @torch.no_grad()
     def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """w_0 <- w_0 - eta_0 * mean(delta_zo of w_0) * u_0."""
-        plus, minus = two_point(self.head, rows, self._direction(t), self._lam)
+        plus, minus = two_point(self.head, rows, self._u(t), self._lam)
         f_plus, f_minus = self._loss(plus, y), self._loss(minus, y)
         self._zo_step(t, float(delta_zo(f_plus, f_minus, self._lam).nan_to_num(0.0, 0.0, 0.0).mean()))
 

@@ -31,13 +31,13 @@ def make_device_rule(
 
 
 def make_server_rule(
-    name: MethodName, head: torch.nn.Module, rule: HeadRule, loss: Loss, C: float, *, q: int
+    name: MethodName, head: torch.nn.Module, rule: HeadRule, loss: Loss, C: float, *, q: int, seed: int
 ) -> ServerRule:
-    """What the server does under method `name`; `q` is for vfl-czofo."""
+    """What the server does under method `name`; `q` and the directions' `seed` are for vfl-czofo."""
     if name == "dpzv":
         return dpzv.ServerRule(head, rule, loss, C)
     if name == "vafl":
         return vafl.ServerRule(head, rule, loss, C)
     if name == "zoo-vfl":
         return zoo_vfl.ServerRule(head, rule, loss, C)
-    return vfl_czofo.ServerRule(head, rule, loss, C, q)
+    return vfl_czofo.ServerRule(head, rule, loss, C, q, seed)

@@ -14,7 +14,7 @@ from dpzv.errors import PeerError
 from dpzv.methods.heads import HeadRule
 from dpzv.models.losses import Loss
 
-__all__ = ["Answer", "DeviceRule", "ServerRule", "require_numbers"]
+__all__ = ["Answer", "DeviceRule", "Question", "ServerRule", "require_numbers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,26 @@ class Answer:
     totals: NDArray[np.int64] | NDArray[np.float64]
     grid: float
     divisor: int
+
+
+@dataclass(slots=True)
+class Question:
+    """Device m's batch at `position` of its schedule, in round t, as the server's rule sees it.
+
+    `rows` [B, k_1+...+k_M] are the table's rows of the batch, and `columns` are the asking device's, for which it sent
+    `h`: one or two embeddings [B, k]. `y` [B] are the labels. A record where `contributes` [B] is false adds 0; `None`
+    means that all contribute.
+    """
+
+    t: int
+    m: int
+    position: int
+    rows: torch.Tensor
+    columns: slice
+    h: tuple[torch.Tensor, ...]
+    y: torch.Tensor
+    lam: float
+    contributes: torch.Tensor | None = None
 
 
 class DeviceRule(ABC):
@@ -72,23 +92,10 @@ class ServerRule(ABC):
         """How many numbers come back for a batch of `B` records of a device whose embeddings have `width` numbers."""
 
     @abstractmethod
-    def answer(
-        self,
-        t: int,
-        rows: torch.Tensor,
-        columns: slice,
-        h: tuple[torch.Tensor, ...],
-        y: torch.Tensor,
-        *,
-        lam: float,
-        seed: int,
-        contributes: torch.Tensor | None,
-    ) -> Answer:
+    def answer(self, asked: Question) -> Answer:
         """What a batch is answered, before noise; nothing else that depends on labels leaves this function.
 
-        `rows` [B, k_1+...+k_M] are the table's rows of the batch, and `columns` are the asking device's, for which it
-        sent `h`. A record where `contributes` is false adds 0. `seed` names directions that both sides can draw. On
-        return `rows` holds what the table keeps.
+        On return `asked.rows` holds what the table keeps.
         """
 
     def update(self, t: int, Delta: NDArray[np.float64], rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:

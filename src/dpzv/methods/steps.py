@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
+from dpzv.rng import seed_of
 from dpzv.terms import Schedule
-from dpzv.zo.directions import layout
+from dpzv.zo.directions import Direction, layout
 from dpzv.zo.perturb import momentum_step, step
 
-__all__ = ["Steps", "sgd_step", "trainable", "zo_step"]
+__all__ = ["Directions", "Steps", "sgd_step", "trainable", "zo_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,31 @@ def trainable(module: torch.nn.Module) -> list[torch.Tensor]:
     return layout(module).parameters
 
 
-def zo_step(module: torch.nn.Module, velocity: list[torch.Tensor], u: int, Delta: float, steps: Steps, t: int) -> None:
-    """w <- w - eta * Delta * u in round t, with momentum where `steps` has some; `u` is a direction's seed."""
+class Directions:
+    """The directions of a module by number; the last one is kept for the step that follows its evaluation."""
+
+    def __init__(self, module: torch.nn.Module, *name: int | str) -> None:
+        self._layout, self._name = layout(module), name
+        self._last: tuple[int, Direction] | None = None
+
+    def __call__(self, number: int) -> Direction:
+        """Direction `number`, a function of the name and the number alone."""
+        if self._last is None or self._last[0] != number:
+            self._last = None  # the memory of the one before goes first
+            self._last = number, Direction(self._layout, seed_of(*self._name, number))
+        return self._last[1]
+
+    def zeros(self) -> list[torch.Tensor]:
+        """A velocity that has not moved yet."""
+        return [torch.zeros_like(w) for w in self._layout.parameters]
+
+
+def zo_step(velocity: list[torch.Tensor], u: Direction, Delta: float, steps: Steps, t: int) -> None:
+    """w <- w - eta * Delta * u in round t, with momentum where `steps` has some."""
     if steps.momentum:
-        momentum_step(module, velocity, u, Delta, eta=steps.at(t), momentum=steps.momentum)
+        momentum_step(velocity, u, Delta, eta=steps.at(t), momentum=steps.momentum)
     else:
-        step(module, u, steps.at(t) * Delta)
+        step(u, steps.at(t) * Delta)
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dpzv.methods import rules
 from dpzv.methods.rival import FirstOrder
-from dpzv.methods.rules import Answer, require_numbers
+from dpzv.methods.rules import Answer, Question, require_numbers
 from dpzv.zo.clipping import clipped_rows
 
 __all__ = ["DeviceRule", "ServerRule"]
@@ -47,21 +47,11 @@ class ServerRule(rules.ServerRule):
         """A vector for each record."""
         return B * width
 
-    def answer(
-        self,
-        t: int,
-        rows: torch.Tensor,
-        columns: slice,
-        h: tuple[torch.Tensor, ...],
-        y: torch.Tensor,
-        *,
-        lam: float,
-        seed: int,
-        contributes: torch.Tensor | None,
-    ) -> Answer:
+    def answer(self, asked: Question) -> Answer:
         """Gradients [B*k], each record's clipped to norm C; the head treats records one by one."""
-        rows[:, columns] = h[0]
+        asked.rows[:, asked.columns] = asked.h[0]
         with torch.enable_grad():
-            inputs = rows.clone().requires_grad_()
-            (gradients,) = torch.autograd.grad(self.loss(self.rule.output(t, inputs, 0.0), y).sum(), inputs)
-        return Answer(*clipped_rows(gradients[:, columns], self.C, contributes), divisor=1)
+            inputs = asked.rows.clone().requires_grad_()
+            losses = self.loss(self.rule.output(asked.t, inputs, 0.0), asked.y)
+            (gradients,) = torch.autograd.grad(losses.sum(), inputs)
+        return Answer(*clipped_rows(gradients[:, asked.columns], self.C, asked.contributes), divisor=1)

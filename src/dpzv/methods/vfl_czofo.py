@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from dpzv.methods import rules
 from dpzv.methods.rival import FirstOrder
-from dpzv.methods.rules import Answer
+from dpzv.methods.rules import Answer, Question
 from dpzv.rng import seed_of, torch_generator
 from dpzv.zo.clipping import clipped_rows
 
@@ -56,31 +56,22 @@ class ServerRule(rules.ServerRule):
     uploads: ClassVar[int] = 1
 
     q: int
+    seed: int
 
     def numbers(self, B: int, width: int) -> int:
         """One for each direction."""
         return self.q
 
     @torch.no_grad()
-    def answer(
-        self,
-        t: int,
-        rows: torch.Tensor,
-        columns: slice,
-        h: tuple[torch.Tensor, ...],
-        y: torch.Tensor,
-        *,
-        lam: float,
-        seed: int,
-        contributes: torch.Tensor | None,
-    ) -> Answer:
+    def answer(self, asked: Question) -> Answer:
         """q means over the batch, each record's q differences clipped together."""
-        rows[:, columns] = h[0]
-        f = self.loss(self.rule.output(t, rows, 0.0), y).double()
+        (h,), rows, y, lam = asked.h, asked.rows, asked.y, asked.lam
+        rows[:, asked.columns] = h
+        f = self.loss(self.rule.output(asked.t, rows, 0.0), y).double()
         differences = []
-        for v in directions(seed, self.q, h[0].shape):
-            rows[:, columns] = h[0] + lam * v.to(rows.device)
-            differences.append((self.loss(self.rule.output(t, rows, 0.0), y).double() - f) / lam)
-        rows[:, columns] = h[0]
-        totals, grid = clipped_rows(torch.stack(differences, dim=1), self.C, contributes)
+        for v in directions(seed_of(self.seed, "direction", asked.m, asked.position), self.q, h.shape):
+            rows[:, asked.columns] = h + lam * v.to(rows.device)
+            differences.append((self.loss(self.rule.output(asked.t, rows, 0.0), y).double() - f) / lam)
+        rows[:, asked.columns] = h
+        totals, grid = clipped_rows(torch.stack(differences, dim=1), self.C, asked.contributes)
         return Answer(totals.reshape(len(y), self.q).sum(axis=0), grid, divisor=len(y))

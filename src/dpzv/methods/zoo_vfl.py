@@ -18,10 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from dpzv.methods import rules
-from dpzv.methods.rival import Rival
-from dpzv.methods.rules import Answer, require_numbers
-from dpzv.methods.steps import zo_step
-from dpzv.rng import seed_of
+from dpzv.methods.rival import Rival, Uplink
+from dpzv.methods.rules import Answer, Question, require_numbers
+from dpzv.methods.steps import Directions, Steps, zo_step
 from dpzv.zo.clipping import clipped_sum
 from dpzv.zo.perturb import perturbed
 
@@ -31,11 +30,17 @@ __all__ = ["DeviceRule", "ServerRule"]
 class DeviceRule(Rival):
     """Sends h and h_plus, moves along u."""
 
+    def __init__(
+        self, network: torch.nn.Module, *, m: int, seed: int, lam: float, steps: Steps, uplink: Uplink
+    ) -> None:
+        super().__init__(network, m=m, seed=seed, lam=lam, steps=steps, uplink=uplink)
+        self._u = Directions(network, seed, "direction", m)
+
     @torch.no_grad()
     def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
         """h and h_plus [B, k]; where the uplink is protected, with independent noise on each."""
         h = self._uplink.clipped(self.network(x))
-        with perturbed(self.network, self._direction(position), self._lam):
+        with perturbed(self._u(position), self._lam):
             h_plus = self._uplink.clipped(self.network(x))
         return (
             self._uplink.noised(h, "uplink", self._m, position),
@@ -43,17 +48,14 @@ class DeviceRule(Rival):
         )
 
     def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
-        """w_m <- w_m - eta_m * (f_plus - f) / lam * u, with the same u as in `embeddings`, regenerated.
+        """w_m <- w_m - eta_m * (f_plus - f) / lam * u, with the same u as in `embeddings`.
 
         Two numbers are the losses f and f_plus; one is their noised difference over lam.
         """
         if len(Delta) != 1:
             require_numbers(Delta, 2)
         difference = float(Delta[0]) if len(Delta) == 1 else float(Delta[1] - Delta[0]) / self._lam
-        zo_step(self.network, self.velocity, self._direction(position), difference, self._steps, t)
-
-    def _direction(self, position: int) -> int:
-        return seed_of(self._seed, "direction", self._m, position)
+        zo_step(self.velocity, self._u(position), difference, self._steps, t)
 
 
 class ServerRule(rules.ServerRule):
@@ -67,26 +69,16 @@ class ServerRule(rules.ServerRule):
         return 1 if self.C < float("inf") else 2
 
     @torch.no_grad()
-    def answer(
-        self,
-        t: int,
-        rows: torch.Tensor,
-        columns: slice,
-        h: tuple[torch.Tensor, ...],
-        y: torch.Tensor,
-        *,
-        lam: float,
-        seed: int,
-        contributes: torch.Tensor | None,
-    ) -> Answer:
+    def answer(self, asked: Question) -> Answer:
         """(f, f_plus) without a clip, else one difference over lam; the table keeps h."""
-        rows[:, columns] = h[1]
-        f_plus = self.loss(self.rule.output(t, rows, 0.0), y)
-        rows[:, columns] = h[0]
-        f = self.loss(self.rule.output(t, rows, 0.0), y)
+        (h, h_plus), rows, y, contributes = asked.h, asked.rows, asked.y, asked.contributes
+        rows[:, asked.columns] = h_plus
+        f_plus = self.loss(self.rule.output(asked.t, rows, 0.0), y)
+        rows[:, asked.columns] = h
+        f = self.loss(self.rule.output(asked.t, rows, 0.0), y)
         B = len(y)
         if self.C < float("inf"):
-            clipped = clipped_sum((f_plus.double() - f.double()) / lam, self.C, contributes)
+            clipped = clipped_sum((f_plus.double() - f.double()) / asked.lam, self.C, contributes)
             return Answer(np.array([clipped.total]), clipped.grid, divisor=B)
         finite = f.isfinite() & f_plus.isfinite()
         keep = finite if contributes is None else finite & contributes

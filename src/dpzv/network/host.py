@@ -139,7 +139,7 @@ class Host:
             meter.bytes_down,
             seen.epsilon_spent if finite else None,
             seen.epsilon if finite else None,
-            server.mean_delay,
+            server.delays.mean,
             devices,
         )
 

@@ -6,7 +6,6 @@ One round is worked on at a time; several may wait for the disk together, and a 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Coroutine
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from xxhash import xxh3_128_digest
 
 from dpzv.config import Config
 from dpzv.errors import PeerError
@@ -161,7 +161,7 @@ class Rounds:
             t=server.t,
             positions=server.positions,
             times=server.times,
-            delay_count=server.delay_count,
+            delays=server.delays,
             clock=[],
             meter=book.meter,
             seconds=book.seconds,
@@ -214,8 +214,8 @@ class Rounds:
             LOG.warning("device %d is closed: %s", m, error)
             await batch.peer.close(str(error))
             return
-        sha256 = hashlib.sha256(memoryview(batch.frame)[1:])
-        release = self._gate.submit(pending, sha256.digest())
+        digest = xxh3_128_digest(memoryview(batch.frame)[1:])
+        release = self._gate.submit(pending, digest)
         server.accept(release, self._gate.head_steps(release.t))
         answer = pack_message(codec, release)
         if self._config.noise.source == "exact":
@@ -225,7 +225,7 @@ class Rounds:
         else:
             await batch.peer.send(answer)
         # what nobody waits for comes last
-        self._folder.transcript(release.t, m, exactly(release.Delta), sha256.hexdigest())
+        self._folder.transcript(release.t, m, exactly(release.Delta), digest.hex())
         meter.bytes_up += len(batch.frame) - 1
         meter.bytes_down += len(answer) - 1
         width, arrays = batch.message.h[0].shape[1], len(batch.message.h)

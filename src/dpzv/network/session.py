@@ -119,7 +119,7 @@ class Session:
         if not finished:
             self._folder.cut(progress.lengths)
         server = self.server
-        for t, m, position, Delta, frame_sha256 in self.ledger.released():
+        for t, m, position, Delta, frame_xxh3 in self.ledger.released():
             if t > progress.t and not finished:
-                self._folder.transcript(t, m, exactly(Delta), frame_sha256.hex())
+                self._folder.transcript(t, m, exactly(Delta), frame_xxh3.hex())
                 server.t, server.positions[m - 1], server.times[m - 1] = t, position + 1, t

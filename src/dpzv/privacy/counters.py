@@ -28,6 +28,7 @@ class CapCounters:
     def __init__(self, *, D: int, cap: float) -> None:
         self._cap = cap
         self._used = np.zeros(D, dtype=np.int64)
+        self._charges: dict[tuple[float, ...], int] = {}
 
     @property
     def largest(self) -> float:
@@ -42,6 +43,12 @@ class CapCounters:
         """
         if math.isinf(self._cap):
             return 0
+        key = event.B, event.C, event.sigma_dp, event.per_record
+        if key not in self._charges:  # a run has few, or one
+            self._charges[key] = self._find_charge(event)
+        return self._charges[key]
+
+    def _find_charge(self, event: ReleaseEvent) -> int:
         share = unit_mu(event) ** 2 / self._cap * (1 + _ROUND_UP) if self._cap > 0 else math.inf
         if not share <= 1:
             raise PrivacyRefused(
@@ -54,13 +61,13 @@ class CapCounters:
         """Which of the records `ids` cannot pay `charge`."""
         if charge == 0:
             return np.zeros(len(ids), dtype=np.bool_)
-        past: NDArray[np.bool_] = self._used[ids] > _FULL - charge
+        past: NDArray[np.bool_] = self._used.take(ids) > _FULL - charge
         return past
 
     def add(self, ids: NDArray[np.int64], charge: int) -> None:
         """Charge the records `ids` (all different), less those that cannot pay: they contributed nothing."""
         if charge:
-            used = self._used[ids]
+            used = self._used.take(ids)
             self._used[ids] = np.where(used > _FULL - charge, used, used + charge)
 
     def add_many(self, batches: Sequence[NDArray[np.int64]], charge: int) -> None:

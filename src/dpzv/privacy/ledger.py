@@ -65,6 +65,7 @@ class Ledger:
         self._order, self._disk = threading.RLock(), threading.RLock()
         self._waiting: dict[int, _Row] = {}
         self._batch: tuple[int, int, NDArray[np.int64]] | None = None
+        self._admitted: ReleaseEvent | None = None
         self._counters = CapCounters(D=self.plan.D, cap=self.plan.cap)
         self._rebuild()
 
@@ -138,10 +139,11 @@ class Ledger:
         """How many steps of the private head may still be charged."""
         return self.plan.head_steps - self.head_steps
 
-    def stored(self, t: int, frame_sha256: bytes) -> NDArray[np.float64] | None:
+    def stored(self, t: int, frame_xxh3: bytes) -> NDArray[np.float64] | None:
         """The Delta already released for round `t`, or None; noise is never drawn twice for one round.
 
-        Refused when the repeated frame is not the one that was answered.
+        Refused when the repeated frame is not the one that was answered. A device that found another frame of the same
+        hash would hear again what it has heard, so the hash need not resist such a search.
         """
         with self._order:
             if t > self.last_t:
@@ -151,11 +153,11 @@ class Ledger:
             self.wait(t)
         else:
             with plain_errors(self._path), self._disk:
-                query = "SELECT Delta, frame_sha256 FROM releases WHERE t = ?"
+                query = "SELECT Delta, frame_xxh3 FROM releases WHERE t = ?"
                 row = self._connection.execute(query, (t,)).fetchone()
         if row is None:
             return None
-        if row[1] != frame_sha256:
+        if row[1] != frame_xxh3:
             raise PrivacyRefused(
                 f"round {t} was released for another frame than the one sent now; "
                 "a repeated round must repeat its frame: resume from the run's own checkpoint."
@@ -163,13 +165,13 @@ class Ledger:
         return np.frombuffer(row[0], "<f8")
 
     def released(self) -> Iterator[tuple[int, int, int, NDArray[np.float64], bytes]]:
-        """(t, m, position, Delta, frame_sha256) of every release, in order: what a device may be sent again."""
+        """(t, m, position, Delta, frame_xxh3) of every release, in order: what a device may be sent again."""
         with plain_errors(self._path), self._disk:
             self.flush()
-            query = "SELECT t, m, position, Delta, frame_sha256 FROM releases ORDER BY t"
+            query = "SELECT t, m, position, Delta, frame_xxh3 FROM releases ORDER BY t"
             rows = self._connection.execute(query).fetchall()
-        for t, m, position, Delta, frame_sha256 in rows:
-            yield t, m, position, np.frombuffer(Delta, "<f8"), frame_sha256
+        for t, m, position, Delta, frame_xxh3 in rows:
+            yield t, m, position, np.frombuffer(Delta, "<f8"), frame_xxh3
 
     def past_cap(self, event: ReleaseEvent) -> NDArray[np.bool_]:
         """Which records of the event's batch, in schedule order, are past their cap and must contribute 0."""
@@ -197,13 +199,16 @@ class Ledger:
                 f"sigma_dp={event.sigma_dp:g}; release what was planned."
             )
         self._counters.charge_of(event)
+        self._admitted = event
 
-    def submit(self, event: ReleaseEvent, Delta: NDArray[np.float64], frame_sha256: bytes) -> None:
+    def submit(self, event: ReleaseEvent, Delta: NDArray[np.float64], frame_xxh3: bytes) -> None:
         """Charge the records of a release and queue its row; the value may be sent when `wait(event.t)` returns."""
         with self._order:
-            self.admit(event)
+            if event is not self._admitted:
+                self.admit(event)
+            self._admitted = None  # what was admitted is admitted once
             numbers = Delta.astype("<f8").tobytes()
-            row = (event.t, event.m, event.position, event.B, event.sigma_dp, numbers, frame_sha256)
+            row = (event.t, event.m, event.position, event.B, event.sigma_dp, numbers, frame_xxh3)
             self._counters.add(self._ids(event.m, event.position), self._counters.charge_of(event))
             self._waiting[event.t] = row
             self.last_t = event.t
@@ -219,9 +224,9 @@ class Ledger:
                 if t in self._waiting:
                     self.flush()
 
-    def write(self, event: ReleaseEvent, Delta: NDArray[np.float64], frame_sha256: bytes) -> None:
+    def write(self, event: ReleaseEvent, Delta: NDArray[np.float64], frame_xxh3: bytes) -> None:
         """Store a release and charge its records; the value may be sent when this returns."""
-        self.submit(event, Delta, frame_sha256)
+        self.submit(event, Delta, frame_xxh3)
         self.wait(event.t)
 
     def charge_head_steps(self, steps: int) -> None:

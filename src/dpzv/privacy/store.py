@@ -24,14 +24,14 @@ __all__ = ["SCHEMA", "Owned", "create", "plain_errors", "reopen", "snapshot"]
 
 T = TypeVar("T")
 
-SCHEMA = 3
+SCHEMA = 4
 
 # Delta is the little-endian float64 numbers of the release: a replayed round must be bit-equal.
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE releases (
     t INTEGER PRIMARY KEY, m INTEGER NOT NULL, position INTEGER NOT NULL, B INTEGER NOT NULL,
-    sigma_dp REAL NOT NULL, Delta BLOB NOT NULL, frame_sha256 BLOB NOT NULL
+    sigma_dp REAL NOT NULL, Delta BLOB NOT NULL, frame_xxh3 BLOB NOT NULL
 );
 CREATE TABLE starts (m INTEGER PRIMARY KEY, noise_multiplier REAL NOT NULL);
 CREATE TABLE head_blocks (block INTEGER PRIMARY KEY, steps INTEGER NOT NULL, counter INTEGER NOT NULL);

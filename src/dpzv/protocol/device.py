@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import PeerError
 from dpzv.methods.rules import DeviceRule
+from dpzv.protocol.gather import gather
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
 
 __all__ = ["Device"]
@@ -46,14 +49,14 @@ class Device:
         for start in range(0, len(x), CHUNK):
             yield Evaluation(self.m, start, self.rule.evaluate(x[start : start + CHUNK].to(self._x_train.device)))
 
-    def features(self, ids: torch.Tensor) -> torch.Tensor:
+    def features(self, ids: NDArray[np.int64]) -> torch.Tensor:
         """The device's own features of the records `ids`."""
-        return self._x_train[ids]
+        return gather(self._x_train, ids)
 
     def upload(self) -> Embeddings:
         """The embeddings of the next batch; the same ones again until its release is received."""
-        ids = torch.from_numpy(self._schedule.ids(self.position)).to(self._x_train.device)
-        h = self.rule.embeddings(self.features(ids), self.position)
+        x = self.features(self._schedule.ids(self.position))
+        h = self.rule.embeddings(x, self.position)
         self.waiting = True
         return Embeddings(self.m, self.position, h)
 

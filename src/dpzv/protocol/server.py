@@ -11,15 +11,30 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import PeerError
-from dpzv.methods.rules import ServerRule
+from dpzv.methods.rules import Question, ServerRule
+from dpzv.protocol.gather import gather
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending, Release
 from dpzv.protocol.table import Table
-from dpzv.rng import seed_of
 
-__all__ = ["Server"]
+__all__ = ["Delays", "Server"]
+
+
+@dataclass(slots=True)
+class Delays:
+    """How old the entries were that rounds have used: the sum of their tau, how many, and the largest, in rounds."""
+
+    total: int = 0
+    count: int = 0
+    most: int = 0
+
+    @property
+    def mean(self) -> float:
+        """The mean of tau over all stale entries used so far."""
+        return self.total / self.count if self.count else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +56,13 @@ class Server:
         y_train: torch.Tensor,
         schedules: tuple[BatchSchedule, ...],
         lams: tuple[float, ...],
-        seed: int = 0,
     ) -> None:
         self.rule, self.table, self.y_train = rule, table, y_train
         self.t = 0
         self.positions = [0] * len(schedules)
         self.times = [0] * len(schedules)  # t_m: the round of the last release device m was sent
-        self.delay_sum = torch.zeros((), dtype=torch.float64, device=y_train.device)
-        self.delay_max = torch.zeros((), dtype=torch.int64, device=y_train.device)
-        self.delay_count = 0
-        self._schedules, self._lams, self._seed = schedules, lams, seed
+        self.delays = Delays()
+        self._schedules, self._lams = schedules, lams
         self._asked: _Asked | None = None
 
     def fill(self, message: Fill) -> None:
@@ -76,7 +88,7 @@ class Server:
             raise PeerError(f"round {self._asked.pending.t} waits for its release; accept that first.")
         m, t = message.m, self.t + 1
         accelerator = self.y_train.device
-        ids = torch.from_numpy(self._schedules[m - 1].ids(message.position)).to(accelerator)
+        ids = self._schedules[m - 1].ids(message.position)
         arrays = [h.to(accelerator) for h in message.h]
         # a sum is finite only if all its terms are; the rows are looked at one by one only where that is in doubt
         if not all(math.isfinite(float(h.sum())) for h in arrays):
@@ -85,12 +97,9 @@ class Server:
             contributes = finite if contributes is None else finite & contributes.to(accelerator)
         elif contributes is not None:
             contributes = contributes.to(accelerator)
-        rows, y = self.table.rows(ids), self.y_train.index_select(0, ids)
-        columns = self.table.columns(m)
-        seed = seed_of(self._seed, "direction", m, message.position)
-        answer = self.rule.answer(
-            t, rows, columns, tuple(arrays), y, lam=self._lams[m - 1], seed=seed, contributes=contributes
-        )
+        rows, y = self.table.rows(ids), gather(self.y_train, ids)
+        columns, lam = self.table.columns(m), self._lams[m - 1]
+        answer = self.rule.answer(Question(t, m, message.position, rows, columns, tuple(arrays), y, lam, contributes))
         self.table.put(m, ids, rows[:, columns], self.times[m - 1])
         self._measure_delay(ids)
         pending = Pending(t, m, message.position, len(ids), answer.totals, answer.grid, answer.divisor)
@@ -132,24 +141,14 @@ class Server:
                 f"of width {message.h.shape[1]}; the peer is closed."
             )
 
-    @property
-    def mean_delay(self) -> float:
-        """The mean of tau over all stale entries used so far, in rounds."""
-        return float(self.delay_sum) / self.delay_count if self.delay_count else 0.0
-
-    @property
-    def max_delay(self) -> int:
-        """The largest tau of any stale entry used so far, in rounds."""
-        return int(self.delay_max)
-
-    def _measure_delay(self, ids: torch.Tensor) -> None:
+    def _measure_delay(self, ids: NDArray[np.int64]) -> None:
         """Count how old the rows of a batch are; the asking device's entries were replaced by fresh ones."""
         if len(self.positions) == 1:
             return
-        delays = self.table.delays(ids, torch.tensor(self.times, device=ids.device))
-        self.delay_sum += delays.sum()
-        self.delay_max = torch.maximum(self.delay_max, delays.max())
-        self.delay_count += delays.shape[0] * (delays.shape[1] - 1)
+        delays, seen = self.table.delays(ids, self.times), self.delays
+        seen.total += int(delays.sum())
+        seen.most = max(seen.most, int(delays.max()))
+        seen.count += delays.shape[0] * (delays.shape[1] - 1)
 
     def _require_device(self, m: int) -> None:
         if not 1 <= m <= len(self.positions):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+from dpzv.protocol.gather import gather
 
 __all__ = ["Table"]
 
 
 class Table:
-    """Rows of `sum(widths)` numbers for D records. An empty row is zeros (a public constant).
+    """Rows `h` of `sum(widths)` numbers for D records. An empty row is zeros (a public constant).
 
     Every entry carries the device time at which it was embedded: the round of the last release its device
     had applied. The delay of an entry is tau = t_m - that time (the paper's definition).
@@ -25,25 +29,26 @@ class Table:
             self.h = torch.from_file(path, shared=True, size=size).view(D, offsets[-1]).zero_()
         else:
             self.h = torch.zeros(D, offsets[-1], device=accelerator)
-        self.times = torch.zeros(D, len(widths), dtype=torch.int64, device=accelerator)
+        self.times = np.zeros((D, len(widths)), dtype=np.int32)
 
     def columns(self, m: int) -> slice:
         """The columns of device m (counted from 1)."""
         return self._columns[m - 1]
 
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+    def rows(self, ids: NDArray[np.int64]) -> torch.Tensor:
         """A copy [B, sum(widths)] of the rows of `ids`."""
-        return self.h.index_select(0, ids)
+        return gather(self.h, ids)
 
-    def put(self, m: int, ids: torch.Tensor | slice, h: torch.Tensor, time: int) -> None:
+    def put(self, m: int, ids: NDArray[np.int64] | slice, h: torch.Tensor, time: int) -> None:
         """Store device m's embeddings of `ids`, made at device time `time`."""
-        own, times = self.h[:, self._columns[m - 1]], self.times[:, m - 1]
-        if isinstance(ids, slice):
-            own[ids], times[ids] = h, time
+        own = self.h[:, self._columns[m - 1]]
+        if own.device.type == "cpu":
+            own.numpy()[ids] = h.numpy()
         else:
-            own.index_copy_(0, ids, h)
-            times.index_fill_(0, ids, time)
+            own[ids if isinstance(ids, slice) else torch.from_numpy(ids).to(own.device)] = h
+        self.times[ids, m - 1] = time
 
-    def delays(self, ids: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+    def delays(self, ids: NDArray[np.int64], now: list[int]) -> NDArray[np.int32]:
         """tau [B, M] of the rows of `ids`, where `now` [M] holds every device's present time t_m."""
-        return now - self.times.index_select(0, ids)
+        delays: NDArray[np.int32] = np.array(now, np.int32) - self.times.take(ids, axis=0)
+        return delays

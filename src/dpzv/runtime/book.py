@@ -95,7 +95,7 @@ class Book:
                 "bytes_up": meter.bytes_up,
                 "bytes_down": meter.bytes_down,
                 "epsilon_spent": self._epsilon_spent,
-                "mean_delay": server.mean_delay,
+                "mean_delay": server.delays.mean,
             }
         )
         for target in self._config.train.target:
@@ -184,8 +184,8 @@ class Book:
             "guarantee": told.guarantee,
             "guarantee_why": told.guarantee_why,
             "statement": told.text(),
-            "mean_delay": server.mean_delay,
-            "max_delay": server.max_delay,
+            "mean_delay": server.delays.mean,
+            "max_delay": server.delays.most,
             "seed": config.train.seed,
             "versions": {
                 "dpzv": __version__,

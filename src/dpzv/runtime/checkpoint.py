@@ -17,7 +17,7 @@ import torch
 
 from dpzv.errors import DataError
 from dpzv.protocol.device import Device
-from dpzv.protocol.server import Server
+from dpzv.protocol.server import Delays, Server
 from dpzv.runtime.clock import VirtualClock
 from dpzv.runtime.meter import Meter
 from dpzv.runtime.record import write_tensors
@@ -31,7 +31,7 @@ class Progress(msgspec.Struct, frozen=True):
     t: int
     positions: list[int]
     times: list[int]
-    delay_count: int
+    delays: Delays
     clock: list[tuple[float, int]]
     meter: Meter
     seconds: float
@@ -42,9 +42,7 @@ class Progress(msgspec.Struct, frozen=True):
 def _tensors(devices: list[Device], server: Server) -> dict[str, torch.Tensor]:
     tensors = {
         "table": server.table.h,
-        "times": server.table.times,
-        "delay_sum": server.delay_sum,
-        "delay_max": server.delay_max,
+        "times": torch.from_numpy(server.table.times),
     }
     for name, module, velocity in [
         ("server", server.rule.head, server.rule.rule.velocity),
@@ -75,7 +73,7 @@ def load(path: Path, devices: list[Device], server: Server, clock: VirtualClock 
         progress = _progress(file.metadata())
         for name, tensor in _tensors(devices, server).items():
             tensor.copy_(file.get_tensor(name))
-    server.t, server.delay_count = progress.t, progress.delay_count
+    server.t, server.delays = progress.t, progress.delays
     server.positions, server.times = list(progress.positions), list(progress.times)
     for device in devices:
         device.position = progress.positions[device.m - 1]

@@ -23,6 +23,7 @@ class Gate:
     def __init__(self, ledger: Ledger, noise: NoiseSource) -> None:
         self.plan: PrivacyPlan = ledger.plan
         self.ledger, self._noise = ledger, noise
+        self._last: ReleaseEvent | None = None  # asked for several times a round
         self._charged = 0  # head steps paid for but not yet taken; lost in a crash, and then paid again
 
     def contributes(self, t: int, message: Embeddings) -> torch.Tensor | None:
@@ -30,13 +31,13 @@ class Gate:
         past = self.ledger.past_cap(self._event(t, message.m, message.position, len(message.h[0])))
         return torch.from_numpy(~past) if past.any() else None
 
-    def release(self, pending: Pending, frame_sha256: bytes) -> Release:
+    def release(self, pending: Pending, frame_xxh3: bytes) -> Release:
         """Admit, noise and store round `t`; what was stored before a crash is returned as it was."""
-        release = self.submit(pending, frame_sha256)
+        release = self.submit(pending, frame_xxh3)
         self.ledger.wait(release.t)
         return release
 
-    def submit(self, pending: Pending, frame_sha256: bytes) -> Release:
+    def submit(self, pending: Pending, frame_xxh3: bytes) -> Release:
         """As `release`, but the value may be sent only once `ledger.wait(t)` has returned."""
         event = self._event(pending.t, pending.m, pending.position, pending.B)
         if pending.divisor != (1 if event.per_record else pending.B):
@@ -44,7 +45,7 @@ class Gate:
                 f"the plan is for means over {pending.B} records, or for numbers of one; got numbers divided by "
                 f"{pending.divisor}; release what was planned."
             )
-        Delta = self.ledger.stored(event.t, frame_sha256)
+        Delta = self.ledger.stored(event.t, frame_xxh3)
         if Delta is None:
             self.ledger.admit(event)
             Delta = self._noise.release(
@@ -55,7 +56,7 @@ class Gate:
                 t=pending.t,
                 m=pending.m,
             )
-            self.ledger.submit(event, Delta, frame_sha256)
+            self.ledger.submit(event, Delta, frame_xxh3)
         return Release(pending.t, pending.m, pending.position, Delta)
 
     def head_steps(self, t: int) -> int:
@@ -97,4 +98,7 @@ class Gate:
 
     def _event(self, t: int, m: int, position: int, B: int) -> ReleaseEvent:
         """What the round would release, with the batch as it came: the ledger refuses another size than planned."""
-        return self.plan.event(t=t, m=m, position=position, B=B)
+        last = self._last
+        if last is None or (last.t, last.m, last.position, last.B) != (t, m, position, B):
+            last = self._last = self.plan.event(t=t, m=m, position=position, B=B)
+        return last

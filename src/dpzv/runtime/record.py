@@ -131,12 +131,12 @@ class RunFolder:
             self._metrics.write(msgspec.json.encode(line) + b"\n")
             self._metrics.flush()
 
-    def transcript(self, t: int, m: int, Delta: str, frame_sha256: str) -> None:
+    def transcript(self, t: int, m: int, Delta: str, frame_xxh3: str) -> None:
         """Append a release to the transcript; `Delta` is written such that it is exact (a hex float)."""
         assert self._transcript is not None
         with disk_errors(self.path / "transcript.jsonl"):
             self._transcript.write(
-                b'{"t":%d,"m":%d,"Delta":"%s","frame_sha256":"%s"}\n' % (t, m, Delta.encode(), frame_sha256.encode())
+                b'{"t":%d,"m":%d,"Delta":"%s","frame_xxh3":"%s"}\n' % (t, m, Delta.encode(), frame_xxh3.encode())
             )
 
     def lengths(self) -> tuple[int, int]:

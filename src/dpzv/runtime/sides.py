@@ -82,8 +82,8 @@ def make_server(
     loss, head = per_record_loss(task), make_head(config, sum(widths), outputs, "w_0")
     head_rule = _head_rule(config, plan, noise, head, loss, table.h, y_train, lams[0])
     C = math.inf if config.noise.where == "uplink" else config.privacy.C  # as published, answers are not clipped
-    rule = make_server_rule(config.train.method, head, head_rule, loss, C, q=config.train.q)
-    return Server(rule, table, y_train, schedules, lams, config.train.seed)
+    rule = make_server_rule(config.train.method, head, head_rule, loss, C, q=config.train.q, seed=config.train.seed)
+    return Server(rule, table, y_train, schedules, lams)
 
 
 def codec_of(config: Config, m: int, plan: PrivacyPlan) -> Codec:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from xxhash import xxh3_128_digest
 
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset
@@ -82,15 +83,15 @@ class Simulation:
         message = codec.decode(frame)
         assert isinstance(message, Embeddings)
         pending = server.ask(message, self._gate.contributes(server.t + 1, message))
-        sha256 = hashlib.sha256(frame)
-        release = self._gate.release(pending, sha256.digest())
+        digest = xxh3_128_digest(frame)
+        release = self._gate.release(pending, digest)
         server.accept(release, self._gate.head_steps(release.t))
         answer = codec.encode(release)
         received = codec.decode(answer)
         assert isinstance(received, Release)
         device.receive(received)
         parts.clock.answered(m, device.position)
-        self._folder.transcript(release.t, m, exactly(release.Delta), sha256.hexdigest())
+        self._folder.transcript(release.t, m, exactly(release.Delta), digest.hex())
         self._book.meter.bytes_up += len(frame)
         self._book.meter.bytes_down += len(answer)
         width, arrays = message.h[0].shape[1], len(message.h)
@@ -131,7 +132,7 @@ class Simulation:
             t=server.t,
             positions=server.positions,
             times=server.times,
-            delay_count=server.delay_count,
+            delays=server.delays,
             clock=parts.clock.state(),
             meter=book.meter,
             seconds=book.seconds,

@@ -36,10 +36,14 @@ class Clip:
     def __post_init__(self) -> None:
         positive("C", self.C)
 
-    def __call__(self, delta_zo: Tensor) -> Tensor:
+    def __call__(self, delta_zo: Tensor) -> NDArray[np.float64]:
         """Clipped terms, float64 [B]."""
-        finite = torch.nan_to_num(delta_zo.double(), nan=0.0, posinf=0.0, neginf=0.0)
-        return finite.clamp_(-self.C, self.C)
+        terms = delta_zo.detach().cpu().numpy().astype(np.float64)  # in main memory: small steps are cheaper there
+        finite = np.isfinite(terms)
+        if not finite.all():
+            terms[~finite] = 0.0
+        np.maximum(terms, -self.C, out=terms)
+        return np.minimum(terms, self.C, out=terms)
 
     def sensitivity(self, neighbours: Neighbours) -> float:
         """The most the *sum* of clipped terms moves: `2*C` for replace-one, `C` for zero-out."""
@@ -69,12 +73,13 @@ def clipped_sum(delta_zo: Tensor, C: float, contributes: Tensor | None = None) -
         raise ConfigError(f"a batch must have at most {MOST_RECORDS} records, got {B}; lower train.B.")
     terms = Clip(C)(delta_zo)
     if contributes is not None:
-        terms = torch.where(contributes, terms, 0.0)
+        terms[~contributes.cpu().numpy()] = 0.0
     if math.isinf(C):
         return ClippedSum(float(terms.sum()), 1.0)
     grid = math.ldexp(C, -GRID_BITS)
     # |terms| <= C makes the quotient at most 2^40, where float64 still has steps far below 1
-    return ClippedSum(int(np.rint(terms.cpu().numpy() / grid).astype(np.int64).sum()), grid)
+    terms /= grid
+    return ClippedSum(int(np.rint(terms, out=terms).astype(np.int64).sum()), grid)
 
 
 def clipped_rows(

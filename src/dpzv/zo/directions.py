@@ -23,7 +23,19 @@ from torch import Tensor, nn
 from dpzv.errors import ConfigError
 from dpzv.rng import seed_of
 
-__all__ = ["ACCELERATOR_BLOCK", "BLOCK", "SHARED", "Block", "Direction", "Layout", "Piece", "layout", "slices", "whole"]
+__all__ = [
+    "ACCELERATOR_BLOCK",
+    "BLOCK",
+    "SHARED",
+    "Block",
+    "Direction",
+    "Layout",
+    "Piece",
+    "direction",
+    "layout",
+    "slices",
+    "whole",
+]
 
 BLOCK = 1 << 18
 """The most numbers drawn at once on a CPU: 1 MiB, which stays in its cache."""
@@ -159,7 +171,8 @@ class Direction:
 
     It keeps the last shared block, so that the many small tensors of a model are drawn once a pass. All other
     blocks are drawn into the same memory: allocating each anew would leave holes that cost more than a block.
-    `scale` is sqrt(d) / ||g||, the norm taken in float64.
+    `scale` is sqrt(d) / ||g||, the norm taken in float64: a pass over `u`, so the step after an evaluation is given the
+    same object again.
     """
 
     def __init__(self, where: Layout, seed: int) -> None:
@@ -188,20 +201,14 @@ class Direction:
         return tuple(part.view(piece.shape) for part, piece in zip(parts, block.pieces, strict=True))
 
     def _find_scale(self) -> float:
-        key = (self._seed, tuple((block.accelerator, block.size) for block in self.layout.blocks))
-        found = _scales.get(key)
-        if found is None:
-            squares = 0.0
-            for block in self.layout.blocks:
-                g = self._gaussian(block)
-                squares += _square(g)
-            found = math.sqrt(self.layout.d / squares)
-            if block.shared:  # the last block need not be drawn again
-                self._kept = (block.number, g.mul_(found))
-            if len(_scales) >= 64:
-                _scales.pop(next(iter(_scales)), None)
-            _scales[key] = found
-        return found
+        squares = 0.0
+        for block in self.layout.blocks:
+            g = self._gaussian(block)
+            squares += _square(g)
+        scale = math.sqrt(self.layout.d / squares)
+        if block.shared:  # the last block need not be drawn again
+            self._kept = (block.number, g.mul_(scale))
+        return scale
 
     def _gaussian(self, block: Block) -> Tensor:
         generator = self._generators.get(block.accelerator)
@@ -217,8 +224,9 @@ class Direction:
         return room[: block.size].normal_(generator=generator)
 
 
-# The scale of recent directions, one number each, so that the step after an evaluation needs no second pass.
-_scales: dict[object, float] = {}
+def direction(module: nn.Module, seed: int) -> Direction:
+    """`u` of `seed` over the trainable parameters of `module`."""
+    return Direction(layout(module), seed)
 
 
 def _square(g: Tensor) -> float:

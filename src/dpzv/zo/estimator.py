@@ -17,4 +17,4 @@ def delta_zo(f_plus: Tensor, f_minus: Tensor, lam: float) -> Tensor:
     `E[delta_zo * u]` is the gradient up to O(lam^2).
     """
     positive("lam", lam)
-    return (f_plus.double() - f_minus.double()) / (2 * lam)
+    return (f_plus.double() - f_minus.double()).div_(2 * lam)

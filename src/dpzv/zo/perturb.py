@@ -21,18 +21,18 @@ import torch
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
-from dpzv.zo.directions import Direction, layout
+from dpzv.zo.directions import Direction
 from dpzv.zo.standin import Perturbed, StandIn, stand_in
 
 __all__ = ["momentum_step", "perturbed", "step", "two_point"]
 
 
-def two_point(module: nn.Module, x: Tensor, seed: int, lam: float) -> tuple[Tensor, Tensor]:
-    """`module(x)` at `w + lam*u` and at `w - lam*u`, without gradients; `u` is that of `seed`.
+def two_point(module: nn.Module, x: Tensor, u: Direction, lam: float) -> tuple[Tensor, Tensor]:
+    """`module(x)` at `w + lam*u` and at `w - lam*u`, without gradients; `u` is one of `module`.
 
     Returns (h_plus, h_minus), each of the shape of `module(x)`.
     """
-    with _swapped(module, seed, lam) as weights:
+    with _swapped(u, lam) as weights:
         h_plus = _forward(module, x)
         weights.at(-1)
         h_minus = _forward(module, x)
@@ -40,17 +40,17 @@ def two_point(module: nn.Module, x: Tensor, seed: int, lam: float) -> tuple[Tens
 
 
 @contextmanager
-def perturbed(module: nn.Module, seed: int, offset: float) -> Iterator[None]:
-    """Inside the block, calls of `module` are at `w + offset*u`, without gradients; `offset` is +-`lam`.
+def perturbed(u: Direction, offset: float) -> Iterator[None]:
+    """Inside the block, calls of `u`'s module are at `w + offset*u`, without gradients; `offset` is +-`lam`.
 
     A block that ends without having read some trainable parameter is refused: it would stay unperturbed in
     the difference but move in the step.
     """
-    with _swapped(module, seed, offset):
+    with _swapped(u, offset):
         yield
 
 
-def step(module: nn.Module, seed: int, coefficient: float) -> None:
+def step(u: Direction, coefficient: float) -> None:
     """`w -= coefficient * u` in place (`coefficient = eta_m * Delta`), holding one block of `u` at a time.
 
     A coefficient of 0 leaves every weight bit-identical (subtracting 0*u would turn some -0.0 into 0.0).
@@ -58,14 +58,11 @@ def step(module: nn.Module, seed: int, coefficient: float) -> None:
     _require_finite("the coefficient of a step", coefficient)
     if coefficient == 0:
         return
-    where = layout(module)
     with torch.no_grad():
-        _add(where.parameters, Direction(where, seed), -coefficient)
+        _add(u.layout.parameters, u, -coefficient)
 
 
-def momentum_step(
-    module: nn.Module, velocity: list[Tensor], seed: int, Delta: float, *, eta: float, momentum: float
-) -> None:
+def momentum_step(velocity: list[Tensor], u: Direction, Delta: float, *, eta: float, momentum: float) -> None:
     """`v = momentum*v + Delta*u`, then `w -= eta*v`, both in place.
 
     `velocity` has one tensor for each trainable parameter in the order of `layout` (zeros before the first
@@ -73,16 +70,16 @@ def momentum_step(
     `Delta = 0` the weights still move by the velocity.
     """
     _require_finite("Delta", Delta)
-    where = layout(module)
-    shapes = [tuple(tensor.shape) for tensor in velocity]
-    if shapes != [tuple(parameter.shape) for parameter in where.parameters]:
+    parameters = u.layout.parameters
+    if [tensor.shape for tensor in velocity] != [parameter.shape for parameter in parameters]:
+        shapes = [tuple(tensor.shape) for tensor in velocity]
         raise ConfigError(
-            f"the velocity must have the shapes of {', '.join(where.names)}, got {shapes}; start with zeros."
+            f"the velocity must have the shapes of {', '.join(u.layout.names)}, got {shapes}; start with zeros."
         )
     with torch.no_grad():
         torch._foreach_mul_(velocity, momentum)
-        _add(velocity, Direction(where, seed), Delta)
-        torch._foreach_sub_(where.parameters, velocity, alpha=eta)
+        _add(velocity, u, Delta)
+        torch._foreach_sub_(parameters, velocity, alpha=eta)
 
 
 def _add(tensors: list[Tensor], u: Direction, factor: float) -> None:
@@ -102,10 +99,10 @@ def _add(tensors: list[Tensor], u: Direction, factor: float) -> None:
 
 
 @contextmanager
-def _swapped(module: nn.Module, seed: int, lam: float) -> Iterator[Perturbed]:
+def _swapped(u: Direction, lam: float) -> Iterator[Perturbed]:
     """Put stand-ins in the places of the trainable parameters; every one must be read before the end."""
-    where = layout(module)
-    weights = Perturbed(Direction(where, seed), lam)
+    where = u.layout
+    weights = Perturbed(u, lam)
     stand_ins = [stand_in(weights, i) for i in range(len(where.parameters))]
     try:
         for owner, name, i in where.places:
@@ -118,8 +115,8 @@ def _swapped(module: nn.Module, seed: int, lam: float) -> Iterator[Perturbed]:
     unread = [name for name, one in zip(where.names, stand_ins, strict=True) if not one.read]
     if unread:
         raise ConfigError(
-            f"the forward of {type(module).__name__} must use every trainable parameter, but it did not use "
-            f"{', '.join(unread)}; set requires_grad to False there."
+            f"the forward must use every trainable parameter, but it did not use {', '.join(unread)}; "
+            "set requires_grad to False there."
         )
 
 
