@@ -46,7 +46,9 @@ class Predictor:
         if not folder.finished:
             raise DataError(f"{folder.path} holds no finished run; train it to its end first.")
         self._config, self._folder = config, folder
-        self._names, self._wanted = config.network.devices, wanted
+        self._names = config.network.devices
+        self._wanted = np.ascontiguousarray(wanted).view(np.uint64)  # [n, 2]
+        self._order = np.argsort(self._wanted[:, 0])
         self._meeting = Meeting(folder.path, labels, len(self._names), config.data.holdout, 1)
         self._plan = plan_of(config, len(self._meeting.labels()[0]), len(self._names))
         self._ledger = read_ledger(folder.path)
@@ -143,12 +145,13 @@ class Predictor:
 
     def _found(self, m: int, hashes: NDArray[np.uint8]) -> NDArray[np.int64]:
         """The device's row of every wanted record; refused with a count where it has none."""
-        words, wanted = (np.ascontiguousarray(array).view(np.uint64) for array in (hashes, self._wanted))  # [n, 2]
+        words, wanted = np.ascontiguousarray(hashes).view(np.uint64), self._wanted  # [n, 2]
         if not len(words):
             words = ~wanted[:1]
-        order = np.argsort(words[:, 0], kind="stable")  # by half of the hash: by chance no two agree in it
-        at = np.minimum(np.searchsorted(words[order, 0], wanted[:, 0]), len(order) - 1)
-        rows = order[at].astype(np.int64)
+        order = np.argsort(words[:, 0])  # by half of the hash: by chance no two agree in it
+        at = np.searchsorted(words[order, 0], wanted[self._order, 0])  # in order, which is four times as fast
+        rows = np.empty(len(wanted), np.int64)
+        rows[self._order] = order[np.minimum(at, len(order) - 1)]
         missing = int((words[rows] != wanted).any(axis=1).sum())
         if missing:
             raise _Unable(
