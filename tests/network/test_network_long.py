@@ -67,7 +67,7 @@ def watched(run: Town, T: int, seconds: float) -> dict[str, list[Sample]]:
         if known:
             with contextlib.suppress(OSError, KeyError):  # a device has ended
                 since += [(name, sample(run.processes[name].pid)) for name in samples]
-        time.sleep(0.05)
+        time.sleep(0.02)
     for name in DEVICES:
         run.processes[name].join(30)
     assert {run.exit_code(name) for name in samples} == {0}, run.logs()
@@ -102,8 +102,8 @@ def stays_flat(folder: Path, T: int, seconds: float) -> None:
         assert threads[1] <= threads[0] + 1, name
 
 
-def test_two_thousand_rounds_leave_nothing_behind(tmp_path: Path) -> None:
-    stays_flat(tmp_path, 2_000, 60)
+def test_six_thousand_rounds_leave_nothing_behind(tmp_path: Path) -> None:
+    stays_flat(tmp_path, 6_000, 120)
 
 
 @pytest.mark.soak

@@ -65,7 +65,6 @@ class Rounds:
         self._tests: dict[int, list[Evaluation]] = {}
         self._incoming: dict[int, list[Evaluation]] = {}
         self._unsent: list[tuple[Peer, Release, bytes]] = []  # releases that are not durable yet
-        self._committing = False
         self._sending: set[asyncio.Task[Any]] = set()
         self._failure: BaseException | None = None
         self._saved = time.monotonic()
@@ -117,11 +116,11 @@ class Rounds:
                 break
             await self._round(batch)
             if self._server.t % every == 0 or self._server.t == T:
+                await self._send_all()
                 await self.evaluate()
             if time.monotonic() - self._saved > self._config.runtime.checkpoint_seconds:
                 self.save()
-        while self._sending:
-            await asyncio.wait(self._sending)
+        await self._send_all()
         if T == 0:
             self._server.train_head(self._gate.head_steps(0))
         self.save()
@@ -183,6 +182,9 @@ class Rounds:
             m = self._whose_turn()
             if m is not None:
                 return self._waiting.pop(m)
+            if self._unsent:
+                self._commit()
+                continue
             left = self._config.network.patience - (time.monotonic() - since)
             if left <= 0 and self._config.network.late == "stop":
                 raise PeerError(
@@ -218,30 +220,29 @@ class Rounds:
         release = self._gate.submit(pending, digest)
         server.accept(release, self._gate.head_steps(release.t))
         answer = pack_message(codec, release)
-        if self._config.noise.source == "exact":
-            self._unsent.append((batch.peer, release, answer))
-            if not self._committing:
-                self._start(self._commit())
-        else:
-            await batch.peer.send(answer)
-        # what nobody waits for comes last
+        self._unsent.append((batch.peer, release, answer))
         self._folder.transcript(release.t, m, exactly(release.Delta), digest.hex())
         meter.bytes_up += len(batch.frame) - 1
         meter.bytes_down += len(answer) - 1
         width, arrays = batch.message.h[0].shape[1], len(batch.message.h)
         meter.payload_bytes += codec.embeddings_bytes(pending.B, width, arrays) + codec.answer_bytes(len(release.Delta))
 
-    async def _commit(self) -> None:
-        """Make all queued releases durable at once, then send them; the next rounds queue up meanwhile."""
-        self._committing = True
-        try:
-            while self._unsent:
-                group, self._unsent = self._unsent, []
-                await asyncio.to_thread(self._gate.ledger.wait, group[-1][1].t)
-                for peer, _, answer in group:
-                    self._start(peer.send(answer))
-        finally:
-            self._committing = False
+    def _commit(self) -> None:
+        """Make all queued releases durable at once, then send them; done whenever no further batch can go.
+
+        It blocks for one write to the disk: nothing could be released meanwhile, and gRPC's threads go on receiving.
+        """
+        group, self._unsent = self._unsent, []
+        self._gate.ledger.wait(group[-1][1].t)
+        for peer, _, answer in group:
+            self._start(peer.send(answer))
+
+    async def _send_all(self) -> None:
+        """Send what is queued, and wait until it is out."""
+        if self._unsent:
+            self._commit()
+        while self._sending:
+            await asyncio.wait(self._sending)
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(work)
@@ -250,7 +251,7 @@ class Rounds:
 
     def _sent(self, task: asyncio.Task[Any]) -> None:
         self._sending.discard(task)
-        if not task.cancelled() and task.exception() is not None:  # a disk that failed ends the run
+        if not task.cancelled() and task.exception() is not None:  # not a lost device: a fault of ours
             self._failure = task.exception()
             self._notify()
 

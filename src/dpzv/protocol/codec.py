@@ -128,11 +128,10 @@ class Codec:
     def _numbers(self, data: bytes) -> NDArray[np.float64]:
         if not data or len(data) % self._answer.itemsize:
             raise PeerError(f"a release has numbers of {self._answer.itemsize} bytes, got {len(data)} bytes; closed.")
-        with np.errstate(invalid="ignore"):
-            numbers = np.frombuffer(data, self._answer).astype(np.float64)
+        numbers = np.frombuffer(data, self._answer)
         if not np.isfinite(numbers).all():
             raise PeerError("a release must be finite numbers, got others; the peer is closed.")
-        return numbers
+        return numbers.astype(np.float64)
 
     def _unpack(self, data: memoryview, shape: tuple[int, int]) -> torch.Tensor:
         expected = shape[0] * shape[1] * self._type.itemsize

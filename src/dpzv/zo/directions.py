@@ -180,7 +180,7 @@ class Direction:
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
         self._room: dict[torch.device, Tensor] = {}
-        self._kept: tuple[int, Tensor] = (-1, torch.empty(0))
+        self._kept: tuple[int, list[Tensor]] = (-1, [])
         self.scale = self._find_scale()
 
     def times(self, factor: float, block: Block) -> tuple[Tensor, ...]:
@@ -189,16 +189,15 @@ class Direction:
         A piece that is a whole parameter has its shape; a part of one is flat. The caller may change the
         numbers, and has to use them before the next call if the block is not shared.
         """
-        if block.shared:
-            if self._kept[0] != block.number:
-                self._kept = (block.number, self._gaussian(block).mul_(self.scale))
-            numbers = self._kept[1] * factor
-        else:
-            numbers = self._gaussian(block).mul_(self.scale).mul_(factor)
-        if len(block.pieces) == 1:
-            return (numbers.view(block.pieces[0].shape),)
-        parts = numbers.split_with_sizes([piece.stop - piece.start for piece in block.pieces])
-        return tuple(part.view(piece.shape) for part, piece in zip(parts, block.pieces, strict=True))
+        if not block.shared:
+            return (self._gaussian(block).mul_(self.scale).mul_(factor).view(block.pieces[0].shape),)
+        if self._kept[0] != block.number:
+            self._keep(block, self._gaussian(block), self.scale)
+        return torch._foreach_mul(self._kept[1], factor)
+
+    def _keep(self, block: Block, g: Tensor, scale: float) -> None:
+        parts = g.mul_(scale).split_with_sizes([piece.stop - piece.start for piece in block.pieces])
+        self._kept = block.number, [part.view(piece.shape) for part, piece in zip(parts, block.pieces, strict=True)]
 
     def _find_scale(self) -> float:
         squares = 0.0
@@ -207,7 +206,7 @@ class Direction:
             squares += _square(g)
         scale = math.sqrt(self.layout.d / squares)
         if block.shared:  # the last block need not be drawn again
-            self._kept = (block.number, g.mul_(scale))
+            self._keep(block, g, scale)
         return scale
 
     def _gaussian(self, block: Block) -> Tensor:
