@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from safetensors.torch import load_file
 from dpzv.config import Config
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.spent import read_ledger, spent
+from dpzv.protocol import device
+from dpzv.protocol.messages import Fill
 from dpzv.runtime.networks import make_networks
 from dpzv.runtime.run import run
 
@@ -84,3 +87,31 @@ def test_an_earlier_run_on_the_records_counts_as_spent(parties: Parties, tmp_pat
     assert other is not None
     with pytest.raises(PrivacyRefused, match="records"):
         asyncio.run(parties.together(second, tmp_path / "third", (str(tmp_path / "other" / "server"),)))
+
+
+def test_a_first_fill_goes_on_where_the_link_was_lost(
+    parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is sent twice, and the run is the simulated one."""
+    monkeypatch.setattr(device, "CHUNK", 200)
+    whole, began = device.Device.fill, []
+
+    def cut_short(self: device.Device, first: int = 0) -> Iterator[Fill]:
+        if self.m != 2:
+            yield from whole(self, first)
+            return
+        began.append(first)
+        for number, chunk in enumerate(whole(self, first), 1):
+            yield chunk
+            if number == 2 and len(began) == 1:
+                raise ConnectionError("cut by the test")
+
+    monkeypatch.setattr(device.Device, "fill", cut_short)
+    config = config_of("head.rule=frozen")
+    networked = asyncio.run(asyncio.wait_for(parties.together(config, tmp_path), 100))
+    assert networked is not None
+    assert began == [0, 400]
+    simulated = in_one_process(parties, config, tmp_path / "alone")
+    lines = [(tmp_path / name / "transcript.jsonl").read_text() for name in ("server", "alone")]
+    assert lines[0] == lines[1]
+    assert networked["bytes_initial"] == simulated["bytes_initial"]

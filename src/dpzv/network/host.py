@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import grpc
@@ -19,7 +20,7 @@ from dpzv import __version__
 from dpzv.config import Config
 from dpzv.errors import DpzvError, PeerError
 from dpzv.network.credentials import peer_name
-from dpzv.network.link import IDS_SECONDS, LONGEST_PAUSE, LOST, Stream, listen
+from dpzv.network.link import IDS_SECONDS, LONGEST_PAUSE, LOST, Stream, heard_out, listen
 from dpzv.network.meeting import Labels, Meeting
 from dpzv.network.peers import Peer, Peers
 from dpzv.network.rounds import Batch
@@ -49,8 +50,6 @@ __all__ = ["Host"]
 LOG = logging.getLogger("dpzv.server")
 FIRST_WORD_SECONDS = 30.0
 """How long a new connection may stay silent."""
-GOODBYE_SECONDS = 5.0
-"""How long a closed device may take to finish its sentence and say goodbye."""
 FAREWELL_SECONDS = LONGEST_PAUSE + 10
 """How long a finished server waits for devices that are away, to tell them."""
 STOPPING = "the server stops; come back later"
@@ -184,13 +183,13 @@ class Host:
             if self._finished:
                 await self._dismiss(peer)
             await self._listen_to(peer, stream)
-            await self._hear_out(peer, stream)
+            await heard_out(stream, partial(self._last_word, peer))
         except PeerError as error:
             LOG.warning("%s", error)
             refused = peer or Peer(0, stream)
             await refused.close(str(error))
             self._peers.detach(refused)
-            await self._hear_out(refused, stream)
+            await heard_out(stream, partial(self._last_word, refused))
         except LOST:
             if peer is None or not peer.closed.is_set():
                 LOG.warning("device %s is gone without a goodbye", peer.m if peer else "?")
@@ -285,13 +284,9 @@ class Host:
             else:
                 raise PeerError(f"device {m} sent {type(message).__name__} out of turn; it is closed.")
 
-    async def _hear_out(self, peer: Peer, stream: Stream) -> None:
-        """Let a closed device finish its sentence: one whose stream ends while it writes never reads why."""
-        with suppress(PeerError, *LOST):
-            async with asyncio.timeout(GOODBYE_SECONDS):
-                while (frame := await stream.read()) is not grpc.aio.EOF:
-                    if frame[:1] == b"c" and isinstance(message := unpack(None, frame), Stop):
-                        self._goodbye(peer, message)
+    def _last_word(self, peer: Peer, frame: bytes) -> None:
+        if frame[:1] == b"c" and isinstance(message := unpack(None, frame), Stop):
+            self._goodbye(peer, message)
 
     def _goodbye(self, peer: Peer, stop: Stop) -> None:
         LOG.info("device %d says goodbye: %s", peer.m, shown(stop.reason))

@@ -41,6 +41,9 @@ LONGEST_PAUSE = 30.0
 IDS_SECONDS = 600.0
 """How long a device may take to send its ids: a million over a slow line."""
 
+GOODBYE_SECONDS = 5.0
+"""How long a closed device may take to finish its sentence and say goodbye."""
+
 PART = 1 << 18
 """Bytes of the longest message that is sent; a longer frame goes in parts."""
 
@@ -109,12 +112,12 @@ class Frames:
         await self.raw.done_writing()
 
 
-async def heard_out(stream: Stream) -> None:
-    """Let a refused peer finish its sentence: one whose stream ends while it writes never reads why."""
+async def heard_out(stream: Stream, hear: Callable[[bytes], object] = len) -> None:
+    """Let a closed peer finish its sentence: one whose stream ends while it writes never reads why."""
     with suppress(PeerError, *LOST):
-        async with asyncio.timeout(2):
-            while await stream.read() is not grpc.aio.EOF:
-                pass
+        async with asyncio.timeout(GOODBYE_SECONDS):
+            while (frame := await stream.read()) is not grpc.aio.EOF:
+                hear(frame)
 
 
 async def listen(

@@ -195,6 +195,10 @@ class Direction:
             self._keep(block, self._gaussian(block), self.scale)
         return torch._foreach_mul(self._kept[1], factor)
 
+    def release(self) -> None:
+        """Give back the memory of large blocks; they are drawn anew if they are asked for again."""
+        self._room = {}
+
     def _keep(self, block: Block, g: Tensor, scale: float) -> None:
         parts = g.mul_(scale).split_with_sizes([piece.stop - piece.start for piece in block.pieces])
         self._kept = block.number, [part.view(piece.shape) for part, piece in zip(parts, block.pieces, strict=True)]

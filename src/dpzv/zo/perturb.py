@@ -60,6 +60,7 @@ def step(u: Direction, coefficient: float) -> None:
         return
     with torch.no_grad():
         _add(u.layout.parameters, u, -coefficient)
+    u.release()
 
 
 def momentum_step(velocity: list[Tensor], u: Direction, Delta: float, *, eta: float, momentum: float) -> None:
@@ -80,6 +81,7 @@ def momentum_step(velocity: list[Tensor], u: Direction, Delta: float, *, eta: fl
         torch._foreach_mul_(velocity, momentum)
         _add(velocity, u, Delta)
         torch._foreach_sub_(parameters, velocity, alpha=eta)
+    u.release()
 
 
 def _add(tensors: list[Tensor], u: Direction, factor: float) -> None:
