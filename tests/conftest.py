@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
 import torch
+
+# `make test` says the same of the same tree wherever it runs; `make soak` looks for new examples
+hypothesis.settings.register_profile("test", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("soak", deadline=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.load_profile("soak" if config.option.markexpr == "soak" else "test")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -176,7 +176,7 @@ SCHEDULES = (
     device_says("swap", "sent test rows", 10),
     device_says("replay", "sent batch", 20),
     Schedule("disk full: ledger", most=250_000, says="ledger.sqlite could not be written"),
-    Schedule("disk full: checkpoint", most=100_000, says="state.safetensors could not be written"),
+    Schedule("disk full: checkpoint", most=60_000, says="state.safetensors could not be written"),
     Schedule("disk full: by others", act=disk_fills, says="could not be written"),
     Schedule("server and device killed at once", act=both_killed),
     Schedule("server killed while a device is frozen", act=server_killed_while_a_device_is_frozen),
