@@ -42,6 +42,8 @@ __all__ = ["rows"]
 PROCESSES = {1: 1, 7: 2}
 SLICES = 3
 BARS = {"seeded": 0.7, "exact": 0.4}
+SPIN = {"server": 100e-6, "device": 50e-6}
+"""Seconds a round that the two sides of the busy echo spin away: what a bar of 0.7 leaves for a round, about."""
 FOLDER = "."  # the disk under test, as in ledger_rate
 
 
@@ -57,7 +59,7 @@ class _ConstantHost(Host):
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """What the devices of one process are told: a run, or without `noise` the echo of `up` bytes."""
+    """What the devices of one process are told: a run, or without `noise` the echo of `up` bytes that spins a while."""
 
     M: int
     devices: tuple[int, ...]
@@ -66,6 +68,13 @@ class _Slice:
     keys: Path
     noise: str
     up: int
+    spin: float
+
+
+def _spin(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
 
 
 def _credentials(keys: Path, name: str) -> Credentials:
@@ -85,6 +94,7 @@ async def _take_part(asked: _Slice, m: int) -> None:
     frame = secrets.token_bytes(asked.up)
     with suppress(*LOST):
         while True:
+            _spin(asked.spin)
             await stream.write(frame)
             if len(await stream.read()) == 1:
                 break
@@ -106,8 +116,8 @@ def _devices(orders: Connection) -> None:
 class _Echo:
     """What any server over this link does at least: read a frame, send another."""
 
-    def __init__(self, total: int, down: int) -> None:
-        self.rounds, self._total, self._answer = 0, total, secrets.token_bytes(down)
+    def __init__(self, total: int, down: int, spin: float) -> None:
+        self.rounds, self._total, self._answer, self._spin = 0, total, secrets.token_bytes(down), spin
 
     async def talk(self, frames: Frames) -> None:
         """One device; it is told by a frame of one byte that all frames are echoed."""
@@ -116,6 +126,7 @@ class _Echo:
             if await stream.read() is grpc.aio.EOF:
                 return
             self.rounds += 1
+            _spin(self._spin)
             await stream.write(self._answer)
         await stream.read()
         await stream.write(b".")
@@ -146,8 +157,9 @@ class _Town:
             stack.callback(here.send, None)
             self._pipes.append(here)
 
-    async def rate(self, noise: str, up: int, down: int) -> float:
-        """Rounds per second of a run, or without `noise` of the echo."""
+    async def rate(self, way: str, up: int, down: int) -> float:
+        """Rounds per second of a run with noise of kind `way`, or of the echo, or of the busy echo."""
+        noise, spin = way if way in BARS else "", SPIN if way == "busy echo" else dict.fromkeys(SPIN, 0.0)
         out = self._folder / secrets.token_hex(4)
         finished, credentials = asyncio.Event(), server_credentials(_credentials(self._folder, "server"))
         server: _ConstantHost | _Echo
@@ -156,7 +168,7 @@ class _Town:
             server = _ConstantHost(config, labels_of(), RunFolder.create(out / "server", configuration.render(config)))
             serving: asyncio.Task[Any] = asyncio.create_task(server.run("127.0.0.1:0", credentials))
         else:
-            server = _Echo(ROUNDS[self._M], down)
+            server = _Echo(ROUNDS[self._M], down, spin["server"])
             serving = asyncio.create_task(server.run(credentials, finished))
         while not server.port:
             if serving.done():
@@ -164,7 +176,7 @@ class _Town:
             await asyncio.sleep(0.01)
         for i, pipe in enumerate(self._pipes):
             devices = tuple(range(1 + i, self._M + 1, len(self._pipes)))
-            pipe.send(_Slice(self._M, devices, server.port, out, self._folder, noise, up))
+            pipe.send(_Slice(self._M, devices, server.port, out, self._folder, noise, up, spin["device"]))
         rate = await self._watched(server, serving)
         for pipe in self._pipes:
             await asyncio.to_thread(pipe.recv)
@@ -186,12 +198,12 @@ class _Town:
 
 
 async def _rates(town: _Town, up: int, down: int) -> dict[str, float]:
-    """Median rates of the echo ("") and of the runs with seeded and exact noise."""
-    found: dict[str, list[float]] = {"": [], **{noise: [] for noise in BARS}}
+    """Median rates of the echo, of the busy echo and of the runs with seeded and exact noise."""
+    found: dict[str, list[float]] = {"echo": [], "busy echo": [], **{noise: [] for noise in BARS}}
     for _ in range(SLICES):
-        for noise, rates in found.items():
-            rates.append(await town.rate(noise, up, down))
-    return {noise: statistics.median(rates) for noise, rates in found.items()}
+        for way, rates in found.items():
+            rates.append(await town.rate(way, up, down))
+    return {way: statistics.median(rates) for way, rates in found.items()}
 
 
 def _shares(parts: dict[str, float], rate: float, echo: float) -> str:
@@ -215,9 +227,12 @@ def rows() -> list[Row]:
                 with ExitStack() as closing:
                     parts[noise], up, down = Parts(M, noise, Path(name) / noise, closing).measure(300)
             rates = asyncio.run(_rates(_Town(M, Path(name), stack), up, down))
-        print(f"network, {M} devices: echo {rates['']:.0f} rounds/s, {up} bytes up, {down} down", file=sys.stderr)
+        echo = rates["echo"]
+        print(f"network, {M} devices: echo {echo:.0f} rounds/s, {up} bytes up, {down} down", file=sys.stderr)
+        spun = " and ".join(f"{1e6 * seconds:.0f} us at the {side}" for side, seconds in SPIN.items())
+        print(f"  the same with {spun} spun away: {rates['busy echo'] / echo:.2f} of its rate", file=sys.stderr)
         for noise, bar in BARS.items():
-            shares = _shares(parts[noise], rates[noise], rates[""])
+            shares = _shares(parts[noise], rates[noise], echo)
             print(f"  {noise}: {rates[noise]:.0f} rounds/s: {shares}", file=sys.stderr)
-            found.append(Row(f"network: rounds over echoes, M={M}, {noise}", rates[noise] / rates[""], bar, most=False))
+            found.append(Row(f"network: rounds over echoes, M={M}, {noise}", rates[noise] / echo, bar, most=False))
     return found
