@@ -50,6 +50,8 @@ CONFIG: dict[str, Any] = {
 }
 LEARNING = CONFIG | {"head": CONFIG["head"] | {"rule": "dp-sgd"}, "privacy": {"epsilon": 25.0}}
 """The same with a head that is paid for step by step; its plan takes seconds, so only some schedules have it."""
+WIDE = CONFIG | {"devices": {"embedding": 16}}
+"""The same with a table that is larger than all other files of the server."""
 POINT = 0.01
 """Undisturbed runs differ by less than a third of it: see `test_undisturbed_runs_are_alike`."""
 
@@ -176,7 +178,8 @@ SCHEDULES = (
     device_says("swap", "sent test rows", 10),
     device_says("replay", "sent batch", 20),
     Schedule("disk full: ledger", most=250_000, says="ledger.sqlite could not be written"),
-    Schedule("disk full: checkpoint", most=60_000, says="state.safetensors could not be written"),
+    Schedule("disk full: checkpoint", most=300_000, says="state.safetensors could not be written", config=WIDE),
+    Schedule("disk full: alignment", most=100_000, says="alignment.safetensors could not be written"),
     Schedule("disk full: by others", act=disk_fills, says="could not be written"),
     Schedule("server and device killed at once", act=both_killed),
     Schedule("server killed while a device is frozen", act=server_killed_while_a_device_is_frozen),

@@ -18,7 +18,7 @@ import grpc
 
 from dpzv import __version__
 from dpzv.config import Config
-from dpzv.errors import DpzvError, PeerError
+from dpzv.errors import DiskError, DpzvError, PeerError
 from dpzv.network.credentials import peer_name
 from dpzv.network.link import IDS_SECONDS, LONGEST_PAUSE, LOST, Stream, heard_out, listen
 from dpzv.network.meeting import Labels, Meeting
@@ -67,6 +67,7 @@ class Host:
         self._session: Session | None = None
         self._aligned = asyncio.Event()
         self._stopping = self._finished = self._closing = False
+        self._failure: DiskError | None = None
         self._told: set[int] = set()  # devices that know that the run is finished, and have kept their weights
         self.port = 0
 
@@ -80,6 +81,8 @@ class Host:
                 stack.callback(setattr, self, "_closing", True)  # before anybody is heard again: the ledger is closed
                 while not self._meeting.complete and not self._stopping:
                     await self._news()
+                if self._failure is not None:
+                    raise self._failure
                 if self._stopping:
                     return None
                 LOG.info("records: %s", self._meeting.counts)
@@ -227,6 +230,10 @@ class Host:
                 self._meeting.take(m, ids.hashes)
             except PeerError:
                 raise
+            except DiskError as error:  # nothing may begin on an alignment that is not kept
+                self._failure = error
+                self.stop()
+                raise PeerError(STOPPING) from None
             except DpzvError as error:  # the counts are for the operator of the server
                 LOG.error("%s", error)
                 raise PeerError("the parties' records could not be aligned; the server's log says why.") from None

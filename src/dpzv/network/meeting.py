@@ -100,15 +100,14 @@ class Meeting:
         return rows[train], rows[test]
 
     def _settle(self, found: Alignment) -> None:
-        self.counts = found.counts()
-        self._rows = dict(enumerate(found.rows))
-        digests = {0: self._labels.hashes.tobytes(), **self._hashes}
-        self._digests = {party: hashlib.sha256(data).hexdigest() for party, data in digests.items()}
+        counts, ids = found.counts(), {0: self._labels.hashes.tobytes(), **self._hashes}
+        digests = {party: hashlib.sha256(data).hexdigest() for party, data in ids.items()}
         with disk_errors(self._file):
             new = self._file.with_name(FILE + ".new")
-            metadata = {"counts": self.counts} | {f"party-{p}": digest for p, digest in self._digests.items()}
-            safetensors.numpy.save_file({f"party-{p}": rows for p, rows in self._rows.items()}, new, metadata)
+            metadata = {"counts": counts} | {f"party-{p}": digest for p, digest in digests.items()}
+            safetensors.numpy.save_file({f"party-{p}": rows for p, rows in enumerate(found.rows)}, new, metadata)
             new.replace(self._file)
+        self.counts, self._digests, self._rows = counts, digests, dict(enumerate(found.rows))
 
     def _load(self) -> None:
         try:
