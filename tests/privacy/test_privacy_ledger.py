@@ -214,9 +214,14 @@ def test_other_head_rules_have_no_steps_to_charge(tmp_path: Path) -> None:
 
 
 def commits_of(ledger: Ledger) -> list[str]:
-    """Every COMMIT the ledger makes from now on."""
+    """Every COMMIT the ledger makes from now on, and every insertion that is a transaction of its own."""
     found: list[str] = []
-    ledger._connection.set_trace_callback(lambda text: found.append(text) if text == "COMMIT" else None)
+
+    def note(text: str) -> None:
+        if text == "COMMIT" or (text.startswith("INSERT") and not ledger._connection.in_transaction):
+            found.append(text)
+
+    ledger._connection.set_trace_callback(note)
     return found
 
 

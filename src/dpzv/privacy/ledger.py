@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -36,6 +37,9 @@ BatchIds = Callable[[int, int], NDArray[np.int64]]
 
 _Row = tuple[int, int, int, int, float, bytes, bytes]
 
+_ROW = "(?, ?, ?, ?, ?, ?, ?)"
+_AT_ONCE = 32
+
 # batches counted at once when a ledger is rebuilt
 _CHUNK = 512
 
@@ -45,12 +49,12 @@ class Ledger:
 
     `plan` is the plan the run began with: a resumed run goes on with that one. `run_id` is random, `counter`
     is the number of times the ledger was opened, `last_t` the newest round (-1: none), `releases` the count,
-    `head_steps` the steps of the private head charged so far.
+    `head_steps` the steps of the private head charged so far, `durable` whether `wait` waits for the disk.
     """
 
     def __init__(self, path: Path, owned: store.Owned, ids_of: BatchIds, durable: bool) -> None:
         """Use `create` or `open` instead."""
-        self._path, self._owned, self._ids_of, self._durable = path, owned, ids_of, durable
+        self._path, self._owned, self._ids_of, self.durable = path, owned, ids_of, durable
         self._connection = owned.connection
         meta: dict[str, str] = dict(self._connection.execute("SELECT key, value FROM meta"))
         self.plan = plan_from_json(meta["plan"])
@@ -173,6 +177,11 @@ class Ledger:
         for t, m, position, Delta, frame_xxh3 in rows:
             yield t, m, position, np.frombuffer(Delta, "<f8"), frame_xxh3
 
+    def all_within_cap(self, event: ReleaseEvent) -> bool:
+        """Whether no record at all is past its cap, so that nobody has to be looked up."""
+        with self._order:
+            return self._counters.all_can_pay(self._counters.charge_of(event))
+
     def past_cap(self, event: ReleaseEvent) -> NDArray[np.bool_]:
         """Which records of the event's batch, in schedule order, are past their cap and must contribute 0."""
         with self._order:
@@ -219,7 +228,7 @@ class Ledger:
 
         The first one commits every row that is queued by then; the others find theirs committed.
         """
-        if self._durable:
+        if self.durable:
             with self._disk:
                 if t in self._waiting:
                     self.flush()
@@ -284,11 +293,15 @@ class Ledger:
         with suppress(DpzvError) if error is not None else nullcontext():
             self.close()
 
-    def _insert(self, rows: Iterable[_Row]) -> None:
+    def _insert(self, rows: list[_Row]) -> None:
         with plain_errors(self._path):
+            if len(rows) <= _AT_ONCE:  # one statement is a transaction of its own
+                places = ", ".join([_ROW] * len(rows))
+                self._connection.execute(f"INSERT INTO releases VALUES {places}", list(chain.from_iterable(rows)))
+                return
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                self._connection.executemany("INSERT INTO releases VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+                self._connection.executemany(f"INSERT INTO releases VALUES {_ROW}", rows)
                 self._connection.execute("COMMIT")
             except BaseException:
                 if self._connection.in_transaction:

@@ -94,15 +94,15 @@ class SeededNoise:
         self, totals: Totals, *, grid: float, divisor: int, sigma_dp: float, t: int, m: int
     ) -> NDArray[np.float64]:
         """``Delta = totals * grid / divisor + N(0, sigma_dp^2)``; with ``sigma_dp = 0`` exactly the means."""
-        means = totals * grid / divisor
-        if sigma_dp == 0:
-            return means
-        if len(means) > 1:
+        if sigma_dp == 0 or len(totals) > 1:
+            means = totals * grid / divisor
+            if sigma_dp == 0:
+                return means
             return means + sigma_dp * numpy_generator(self._seed, "noise", t, m).standard_normal(len(means))
         # A hash through the inverse normal distribution function: eight times cheaper than a new generator.
         # 52 bits, so that the midpoint of each cell is a float64 strictly between 0 and 1.
         cell = seed_of(self._seed, "noise", t, m) >> 11
-        return means + sigma_dp * _UNIT.inv_cdf((cell + 0.5) / 2.0**52)
+        return np.array([float(totals[0]) * grid / divisor + sigma_dp * _UNIT.inv_cdf((cell + 0.5) / 2.0**52)])
 
     def gaussian(self, shape: tuple[int, ...], *stream: int | str) -> NDArray[np.float64]:
         """Standard normal values of `shape` for the stream called `stream`."""
