@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
@@ -41,7 +40,7 @@ def accuracy(config: Config) -> float:
 
 
 def _rows(messages: Iterable[Fill | Evaluation]) -> NDArray[np.float32]:
-    return torch.cat([message.h for message in messages]).cpu().numpy()
+    return np.concatenate([message.h for message in messages])
 
 
 def main(name: str, *assignments: str) -> int:

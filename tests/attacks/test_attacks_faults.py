@@ -54,11 +54,11 @@ class OneSided(ServerRule):
     def answer(self, asked: Question) -> Answer:
         losses = []
         for version in asked.h:
-            asked.rows[:, asked.columns] = version
+            asked.put(version)
             losses.append(self.loss(self.rule.output(asked.t, asked.rows, asked.lam), asked.y))
-        terms = delta_zo(losses[0], losses[1], asked.lam).clamp(max=self.C)
+        terms = torch.from_numpy(delta_zo(losses[0], losses[1], asked.lam)).clamp(max=self.C)
         if asked.contributes is not None:
-            terms = torch.where(asked.contributes, terms, 0.0)
+            terms = torch.where(torch.from_numpy(asked.contributes), terms, 0.0)
         grid = math.ldexp(self.C, -GRID_BITS)
         total = int((terms / grid).round().to(torch.int64).sum())
         return Answer(np.array([total]), grid, divisor=len(asked.y))
@@ -134,7 +134,7 @@ class SharedScale(Codec):
 
     def encode(self, message: Message) -> bytes:
         if isinstance(message, Embeddings):
-            unit = max(h.abs().max() for h in message.h) / 127
+            unit = max(np.abs(h).max() for h in message.h) / 127
             rounded = tuple((h / unit).round() * unit for h in message.h)
             message = Embeddings(message.m, message.position, rounded)
         return super().encode(message)

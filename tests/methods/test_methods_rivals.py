@@ -79,7 +79,7 @@ def test_vafl_with_all_devices_on_one_batch_is_one_joint_step() -> None:
     answers = []
     for m in range(M):
         rows = torch.cat(sent, dim=1)
-        answer = server.answer(Question(1, m + 1, 0, rows, slice(m * K, (m + 1) * K), (sent[m],), LABELS, LAM))
+        answer = server.answer(Question(1, m + 1, 0, rows, slice(m * K, (m + 1) * K), (sent[m].numpy(),), LABELS, LAM))
         answers.append(answer.totals * answer.grid / answer.divisor)
     server.update(1, answers[0], torch.cat(sent, dim=1), LABELS, 0)
     for rule, answer in zip(rules, answers, strict=True):
@@ -137,7 +137,7 @@ def estimate(q: int) -> tuple[torch.Tensor, torch.Tensor]:
     """VFL-CZOFO's estimate of the gradient in h from q differences, as the device rebuilds it; and the true one."""
     h = [network(x).detach() for network, x in zip(networks(), features(), strict=True)]
     w_0, rows, seed = head(), torch.cat(h, dim=1), seed_of(0, "direction", 1, 4)
-    asked = Question(1, 1, 4, rows, slice(0, K), (h[0],), LABELS, LAM)
+    asked = Question(1, 1, 4, rows, slice(0, K), (h[0].numpy(),), LABELS, LAM)
     answer = server_rule("vfl-czofo", w_0, "frozen", q=q).answer(asked)
     assert torch.equal(rows, torch.cat(h, dim=1))  # the table keeps h itself
     differences = answer.totals * answer.grid / answer.divisor
@@ -182,7 +182,7 @@ def test_a_zoo_vfl_round_is_its_formula(C: float) -> None:
     rule = zoo_vfl.DeviceRule(network, m=1, seed=7, lam=0.01, steps=STEPS, uplink=OPEN)
     sent = rule.embeddings(x, 3)
     rows = torch.cat([torch.zeros(D, K), *others], dim=1)
-    asked = Question(1, 1, 3, rows, slice(0, K), sent, LABELS, 0.01)
+    asked = Question(1, 1, 3, rows, slice(0, K), tuple(one.numpy() for one in sent), LABELS, 0.01)
     answer = server_rule("zoo-vfl", w_0, "frozen", C).answer(asked)
     rule.update(answer.totals * answer.grid / answer.divisor, position=3, t=1)
 
@@ -217,7 +217,8 @@ def test_one_record_moves_an_answer_by_at_most_its_clip(name: str, mean: bool) -
                 h[0][victim] = 100 * torch.randn(K, generator=generator(9, seed))
                 h[1][victim] = -h[0][victim]
             rule = server_rule(name, head(), "frozen", C)
-            answer = rule.answer(Question(1, 1, 0, rows, slice(0, K), tuple(h[: rule.uploads]), y, LAM))
+            uploads = tuple(one.numpy() for one in h[: rule.uploads])
+            answer = rule.answer(Question(1, 1, 0, rows, slice(0, K), uploads, y, LAM))
             assert answer.divisor == (D if mean else 1)
             assert len(answer.totals) == rule.numbers(D, K)
             totals.append(answer.totals)
@@ -230,11 +231,12 @@ def test_one_record_moves_an_answer_by_at_most_its_clip(name: str, mean: bool) -
 
 @pytest.mark.parametrize("name", ["vafl", "zoo-vfl", "vfl-czofo"])
 def test_a_record_that_may_not_contribute_adds_nothing(name: str) -> None:
-    nobody = torch.zeros(D, dtype=torch.bool)
+    nobody = np.zeros(D, bool)
     h = [torch.randn(D, K, generator=generator(6, j)) for j in range(2)]
     rule = server_rule(name, head(), "frozen", 0.5)
     rows = torch.randn(D, M * K, generator=generator(7))
-    answer = rule.answer(Question(1, 1, 0, rows, slice(0, K), tuple(h[: rule.uploads]), LABELS, LAM, nobody))
+    sent = tuple(one.numpy() for one in h[: rule.uploads])
+    answer = rule.answer(Question(1, 1, 0, rows, slice(0, K), sent, LABELS, LAM, nobody))
     assert not answer.totals.any()
 
 

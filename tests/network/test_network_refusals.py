@@ -11,7 +11,6 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-import torch
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from federation import NAMES, Parties, config_of
@@ -42,7 +41,7 @@ def parties(tmp_path_factory: pytest.TempPathFactory) -> Parties:
 
 
 def embeddings(m: int, position: int, rows: int, arrays: int = 2) -> bytes:
-    return pack_message(CODEC, Embeddings(m, position, (torch.zeros(rows, WIDTH),) * arrays))
+    return pack_message(CODEC, Embeddings(m, position, (np.zeros((rows, WIDTH), np.float32),) * arrays))
 
 
 async def said(parties: Parties, port: int, name: str, frames: list[bytes], when: str = "rows") -> str:
@@ -64,10 +63,10 @@ async def said(parties: Parties, port: int, name: str, frames: list[bytes], when
                 for frame in frames:
                     await stream.write(frame)
             elif when == "rounds" and message == Ask("fill"):
-                await stream.write(pack_message(CODEC, Fill(m, 0, torch.zeros(D, WIDTH))))
+                await stream.write(pack_message(CODEC, Fill(m, 0, np.zeros((D, WIDTH), np.float32))))
                 await stream.write(pack(Done("fill")))
             elif when == "rounds" and message == Ask("evaluate"):
-                await stream.write(pack_message(CODEC, Evaluation(m, 0, torch.zeros(D_test, WIDTH))))
+                await stream.write(pack_message(CODEC, Evaluation(m, 0, np.zeros((D_test, WIDTH), np.float32))))
                 await stream.write(pack(Done("evaluate")))
     finally:
         await channel.close()

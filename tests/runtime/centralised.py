@@ -43,6 +43,6 @@ def train(
         Delta = float(((losses[0] - losses[1]) / (2 * lam)).sum()) * 1.0 / B
         with torch.no_grad():
             for p, u in zip(w.values(), us, strict=True):
-                p -= u * (eta * Delta)
+                p.add_(u, alpha=-eta * Delta)
         Deltas.append(Delta)
     return Deltas

@@ -256,7 +256,8 @@ def test_step_moves_along_the_same_direction(name: str) -> None:
     module, _ = case(name)
     expected = moved(module, -0.3)
     step(direction(module, SEED), 0.3)
-    assert bits(module) == bits(expected)
+    for w, other in zip(module.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(w, other, rtol=1e-6, atol=1e-7)  # product and sum may be rounded at once
 
 
 def test_step_on_a_large_tensor_that_is_not_contiguous() -> None:

@@ -46,7 +46,7 @@ def probe(machine: Machine, m: int, least: float = 0.0) -> torch.Tensor:
             rows[:, columns] = sign * length * tried
             losses.append([rule.loss(rule.head(rows), torch.full((len(rows),), label)) for label in LABELS])
         first, second = (delta_zo(plus, minus, lam) for plus, minus in zip(*losses, strict=True))
-        strength = torch.minimum(-first, second)
+        strength = np.minimum(-first, second)
         top = int(strength.argmax())
         if float(strength[top]) > best:
             best, found = float(strength[top]), length * tried[top]

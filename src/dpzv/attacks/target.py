@@ -12,13 +12,14 @@ import math
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
@@ -87,7 +88,7 @@ class Machine:
 
     def fill(self, m: int, record: int, h: torch.Tensor) -> None:
         """Device m uploads the row of one record before the first round."""
-        message = self.codecs[m - 1].decode(self.codecs[m - 1].encode(Fill(m, record, h[None])))
+        message = self.codecs[m - 1].decode(self.codecs[m - 1].encode(Fill(m, record, h[None].numpy())))
         assert isinstance(message, Fill)
         self.server.fill(message)
 
@@ -97,7 +98,7 @@ class Machine:
         Raises PeerError when the server refuses the message.
         """
         codec = self.codecs[m - 1]
-        frame = codec.encode(Embeddings(m, position, (h_plus, h_minus)))
+        frame = codec.encode(Embeddings(m, position, (h_plus.numpy(), h_minus.numpy())))
         message = codec.decode(frame)
         assert isinstance(message, Embeddings)
         pending = self.server.ask(message, self.gate.contributes(self.server.t + 1, message))

@@ -31,6 +31,9 @@ from dpzv.zo.perturb import two_point
 __all__ = ["DeviceRule", "ServerRule"]
 
 
+HALF = np.float32(0.5)
+
+
 class DeviceRule(rules.DeviceRule):
     """Sends h_plus and h_minus, moves along u by the one number that comes back."""
 
@@ -59,18 +62,19 @@ class ServerRule(rules.ServerRule):
         """One."""
         return 1
 
-    @torch.no_grad()
     def answer(self, asked: Question) -> Answer:
         """The mean of clipped differences; the unclipped ones never leave this function. The table keeps the midpoint.
 
         The asking device's columns are replaced by h_plus, then by h_minus.
         """
         (h_plus, h_minus), rows, y, lam = asked.h, asked.rows, asked.y, asked.lam
-        own = rows[:, asked.columns]
-        own.copy_(h_plus)
-        f_plus = self.loss(self.rule.output(asked.t, rows, lam), y)
-        own.copy_(h_minus)
-        f_minus = self.loss(self.rule.output(asked.t, rows, -lam), y)
-        own.copy_((h_plus + h_minus).mul_(0.5))
+        with torch.no_grad():
+            asked.put(h_plus)
+            f_plus = self.loss(self.rule.output(asked.t, rows, lam), y)
+            asked.put(h_minus)
+            f_minus = self.loss(self.rule.output(asked.t, rows, -lam), y)
+        middle = np.multiply(h_plus, HALF)
+        middle += np.multiply(h_minus, HALF)
+        asked.put(middle)
         clipped = clipped_sum(delta_zo(f_plus, f_minus, lam), self.C, asked.contributes)
-        return Answer(np.array([clipped.total]), clipped.grid, divisor=len(y))
+        return Answer(np.array([clipped.total]), clipped.grid, divisor=len(h_plus))

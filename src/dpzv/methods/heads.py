@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import numpy as np
 import torch
 
 from dpzv.errors import ConfigError
@@ -91,7 +92,7 @@ class OwnZO(_Moving):
         """w_0 <- w_0 - eta_0 * mean(delta_zo of w_0) * u_0."""
         plus, minus = two_point(self.head, rows, self._u(t), self._lam)
         f_plus, f_minus = self._loss(plus, y), self._loss(minus, y)
-        self._zo_step(t, float(delta_zo(f_plus, f_minus, self._lam).nan_to_num(0.0, 0.0, 0.0).mean()))
+        self._zo_step(t, float(np.nan_to_num(delta_zo(f_plus, f_minus, self._lam), posinf=0.0, neginf=0.0).mean()))
 
 
 class OwnSGD(_Moving):

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from dpzv.errors import PeerError
@@ -17,8 +18,7 @@ from dpzv.models.losses import Loss
 __all__ = ["Answer", "DeviceRule", "Question", "ServerRule", "require_numbers"]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """What the server would return before its noise: each number is `totals[i] * grid / divisor`.
 
     With a clip `totals` are exact integers in units of `grid`; without one they are float64 and `grid` is 1. `divisor`
@@ -30,8 +30,7 @@ class Answer:
     divisor: int
 
 
-@dataclass(slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """Device m's batch at `position` of its schedule, in round t, as the server's rule sees it.
 
     `rows` [B, k_1+...+k_M] are the table's rows of the batch, and `columns` are the asking device's, for which it sent
@@ -44,10 +43,17 @@ class Question:
     position: int
     rows: torch.Tensor
     columns: slice
-    h: tuple[torch.Tensor, ...]
+    h: tuple[NDArray[np.float32], ...]
     y: torch.Tensor
     lam: float
-    contributes: torch.Tensor | None = None
+    contributes: NDArray[np.bool_] | None = None
+
+    def put(self, h: NDArray[np.float32]) -> None:
+        """Let the asking device's columns of `rows` be `h`."""
+        if self.rows.is_cpu:
+            self.rows.numpy()[:, self.columns] = h  # a third of torch's time for a small batch
+        else:
+            self.rows[:, self.columns] = torch.tensor(h, device=self.rows.device)
 
 
 class DeviceRule(ABC):

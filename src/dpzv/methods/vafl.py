@@ -49,7 +49,7 @@ class ServerRule(rules.ServerRule):
 
     def answer(self, asked: Question) -> Answer:
         """Gradients [B*k], each record's clipped to norm C; the head treats records one by one."""
-        asked.rows[:, asked.columns] = asked.h[0]
+        asked.put(asked.h[0])
         with torch.enable_grad():
             inputs = asked.rows.clone().requires_grad_()
             losses = self.loss(self.rule.output(asked.t, inputs, 0.0), asked.y)

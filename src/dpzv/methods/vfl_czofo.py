@@ -30,7 +30,7 @@ from dpzv.zo.clipping import clipped_rows
 __all__ = ["DeviceRule", "ServerRule", "directions"]
 
 
-def directions(seed: int, q: int, shape: torch.Size) -> Iterator[torch.Tensor]:
+def directions(seed: int, q: int, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
     """v_1 .. v_q of `shape` [B, k], one after the other; drawn on the CPU, where every party draws the same."""
     for j in range(q):
         yield torch.randn(shape, generator=torch_generator(seed, "embedding direction", j))
@@ -66,12 +66,12 @@ class ServerRule(rules.ServerRule):
     def answer(self, asked: Question) -> Answer:
         """q means over the batch, each record's q differences clipped together."""
         (h,), rows, y, lam = asked.h, asked.rows, asked.y, asked.lam
-        rows[:, asked.columns] = h
+        asked.put(h)
         f = self.loss(self.rule.output(asked.t, rows, 0.0), y).double()
         differences = []
         for v in directions(seed_of(self.seed, "direction", asked.m, asked.position), self.q, h.shape):
-            rows[:, asked.columns] = h + lam * v.to(rows.device)
+            asked.put(h + (lam * v).numpy())
             differences.append((self.loss(self.rule.output(asked.t, rows, 0.0), y).double() - f) / lam)
-        rows[:, asked.columns] = h
+        asked.put(h)
         totals, grid = clipped_rows(torch.stack(differences, dim=1), self.C, asked.contributes)
         return Answer(totals.reshape(len(y), self.q).sum(axis=0), grid, divisor=len(y))

@@ -22,6 +22,7 @@ from dpzv.methods.rival import Rival, Uplink
 from dpzv.methods.rules import Answer, Question, require_numbers
 from dpzv.methods.steps import Directions, Steps, zo_step
 from dpzv.zo.clipping import clipped_sum
+from dpzv.zo.estimator import delta_zo
 from dpzv.zo.perturb import perturbed
 
 __all__ = ["DeviceRule", "ServerRule"]
@@ -72,15 +73,15 @@ class ServerRule(rules.ServerRule):
     def answer(self, asked: Question) -> Answer:
         """(f, f_plus) without a clip, else one difference over lam; the table keeps h."""
         (h, h_plus), rows, y, contributes = asked.h, asked.rows, asked.y, asked.contributes
-        rows[:, asked.columns] = h_plus
+        asked.put(h_plus)
         f_plus = self.loss(self.rule.output(asked.t, rows, 0.0), y)
-        rows[:, asked.columns] = h
+        asked.put(h)
         f = self.loss(self.rule.output(asked.t, rows, 0.0), y)
         B = len(y)
         if self.C < float("inf"):
-            clipped = clipped_sum((f_plus.double() - f.double()) / asked.lam, self.C, contributes)
+            clipped = clipped_sum(delta_zo(f_plus, f, asked.lam / 2), self.C, contributes)
             return Answer(np.array([clipped.total]), clipped.grid, divisor=B)
-        finite = f.isfinite() & f_plus.isfinite()
+        losses = [values.double().numpy(force=True) for values in (f, f_plus)]
+        finite = np.isfinite(losses).all(axis=0)
         keep = finite if contributes is None else finite & contributes
-        sums = [float(torch.where(keep, values.double(), 0.0).sum()) for values in (f, f_plus)]
-        return Answer(np.array(sums), 1.0, divisor=B)
+        return Answer(np.array([values[keep].sum() for values in losses]), 1.0, divisor=B)

@@ -8,11 +8,10 @@ float64 where they are numbers of a batch, and float32 where they are numbers of
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dpzv.errors import PeerError
@@ -22,6 +21,9 @@ __all__ = ["MAX_FRAME", "Codec"]
 
 MAX_FRAME = 1 << 28
 """Bytes of the largest frame that is decoded; anything larger is refused unread."""
+
+
+HALF = np.float32(0.5)
 
 
 class _Wire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -66,7 +68,7 @@ class Codec:
         self._answer = np.dtype("<f4") if per_record else np.dtype("<f8")
         self._type = np.dtype("<f4") if name == "float32" else np.dtype("<f2")
         self._half = name == "float16"
-        self._lam = lam
+        self._lam = np.float32(lam)
         self._encoder = msgspec.msgpack.Encoder()
 
     def row_bytes(self, width: int) -> int:
@@ -87,7 +89,8 @@ class Codec:
         if isinstance(message, Embeddings):
             arrays = message.h
             if self._half and len(arrays) == 2:
-                arrays = (arrays[0] + arrays[1]) / 2, (arrays[0] - arrays[1]) / (2 * self._lam)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    arrays = (arrays[0] + arrays[1]) * HALF, (arrays[0] - arrays[1]) / (self._lam + self._lam)
             packed = tuple(self._pack(h) for h in arrays)
             wire = _Embeddings(message.m, message.position, _shape(arrays[0]), packed)
         elif isinstance(message, Fill):
@@ -109,7 +112,8 @@ class Codec:
         if isinstance(wire, _Embeddings):
             arrays = tuple(self._unpack(h, wire.shape) for h in wire.h)
             if self._half and len(arrays) == 2:
-                arrays = arrays[0] + self._lam * arrays[1], arrays[0] - self._lam * arrays[1]
+                with np.errstate(over="ignore", invalid="ignore"):
+                    arrays = arrays[0] + self._lam * arrays[1], arrays[0] - self._lam * arrays[1]
             return Embeddings(wire.m, wire.position, arrays)
         if isinstance(wire, _Fill):
             return Fill(wire.m, wire.start, self._unpack(wire.h, wire.shape))
@@ -117,13 +121,12 @@ class Codec:
             return Evaluation(wire.m, wire.start, self._unpack(wire.h, wire.shape))
         return Release(wire.t, wire.m, wire.position, self._numbers(wire.Delta))
 
-    def _pack(self, h: torch.Tensor) -> memoryview:
-        values = h.detach().cpu().numpy()
-        if values.dtype != self._type:
-            # a value beyond half precision's range becomes inf, and the server stores that row as zeros
-            with np.errstate(over="ignore"):
-                values = values.astype(self._type)
-        return np.ascontiguousarray(values).data
+    def _pack(self, h: NDArray[np.float32]) -> memoryview:
+        if h.dtype == self._type:
+            return np.ascontiguousarray(h).data
+        # a value beyond half precision's range becomes inf, and the server stores that row as zeros
+        with np.errstate(over="ignore"):
+            return h.astype(self._type, order="C").data
 
     def _numbers(self, data: bytes) -> NDArray[np.float64]:
         if not data or len(data) % self._answer.itemsize:
@@ -133,16 +136,16 @@ class Codec:
             raise PeerError("a release must be finite numbers, got others; the peer is closed.")
         return numbers.astype(np.float64)
 
-    def _unpack(self, data: memoryview, shape: tuple[int, int]) -> torch.Tensor:
+    def _unpack(self, data: memoryview, shape: tuple[int, int]) -> NDArray[np.float32]:
         expected = shape[0] * shape[1] * self._type.itemsize
         if min(shape) < 0 or max(shape) > MAX_FRAME or len(data) != expected:
             raise PeerError(f"an array of shape {shape} has {expected} bytes, got {len(data)}; closed.")
-        values = np.frombuffer(data, self._type).reshape(shape)
+        values: NDArray[Any] = np.frombuffer(data, self._type).reshape(shape)
         if not self._half:
-            return torch.from_numpy(values.copy())
+            return values
         with np.errstate(invalid="ignore"):  # a value that is not a number is dealt with later, row by row
-            return torch.from_numpy(values.astype(np.float32))
+            return values.astype(np.float32)
 
 
-def _shape(h: torch.Tensor) -> tuple[int, int]:
-    return int(h.shape[0]), int(h.shape[1])
+def _shape(h: NDArray[np.float32]) -> tuple[int, int]:
+    return h.shape[0], h.shape[1]

@@ -34,31 +34,41 @@ class Device:
         self.position = 0
         self._x_train, self._x_test, self._schedule = x_train, x_test, schedule
         self.waiting = False
+        self._next: tuple[int, torch.Tensor] | None = None  # features that were gathered before their turn
 
     def fill(self, first: int = 0) -> Iterator[Fill]:
         """The embeddings of all train records from `first` on under the present w_m, in chunks."""
         for start in range(first, len(self._x_train), CHUNK):
-            yield Fill(self.m, start, self.rule.fill(self._x_train[start : start + CHUNK], start))
+            yield Fill(self.m, start, _values(self.rule.fill(self._x_train[start : start + CHUNK], start)))
 
     def evaluate(self) -> Iterator[Evaluation]:
         """The embeddings of all test records under the present w_m, in chunks."""
         yield from self.embed(self._x_test)
 
-    def embed(self, x: torch.Tensor) -> Iterator[Evaluation]:
+    def embed(self, x: torch.Tensor, chunk: int = CHUNK) -> Iterator[Evaluation]:
         """The embeddings of records outside training under the present w_m, in chunks."""
-        for start in range(0, len(x), CHUNK):
-            yield Evaluation(self.m, start, self.rule.evaluate(x[start : start + CHUNK].to(self._x_train.device)))
+        for start in range(0, len(x), chunk):
+            h = self.rule.evaluate(x[start : start + chunk].to(self._x_train.device))
+            yield Evaluation(self.m, start, _values(h))
 
     def features(self, ids: NDArray[np.int64]) -> torch.Tensor:
         """The device's own features of the records `ids`."""
         return gather(self._x_train, ids)
 
+    def _batch(self, position: int) -> torch.Tensor:
+        return self.features(self._schedule.ids(position))
+
     def upload(self) -> Embeddings:
         """The embeddings of the next batch; the same ones again until its release is received."""
-        x = self.features(self._schedule.ids(self.position))
+        ready, self._next = self._next, None
+        x = ready[1] if ready is not None and ready[0] == self.position else self._batch(self.position)
         h = self.rule.embeddings(x, self.position)
         self.waiting = True
-        return Embeddings(self.m, self.position, h)
+        return Embeddings(self.m, self.position, tuple(map(_values, h)))
+
+    def prepare(self) -> None:
+        """Gather the features of the batch after this one: done while the server is at work."""
+        self._next = self.position + 1, self._batch(self.position + 1)
 
     def replay(self, release: Release) -> None:
         """Apply a release to a batch that was uploaded in an earlier life of this device."""
@@ -75,3 +85,8 @@ class Device:
         self.rule.update(release.Delta, position=release.position, t=release.t)
         self.position += 1
         self.waiting = False
+
+
+def _values(h: torch.Tensor) -> NDArray[np.float32]:
+    """The numbers of `h` in main memory."""
+    return h.numpy(force=True)

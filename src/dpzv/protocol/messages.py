@@ -1,27 +1,23 @@
-"""The messages between a device and the server, as values. `codec.py` turns them into bytes."""
+"""The messages between a device and the server, as values in main memory. `codec.py` turns them into bytes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-import torch
+from msgspec import Struct
 from numpy.typing import NDArray
 
 __all__ = ["Embeddings", "Evaluation", "Fill", "Message", "Pending", "Release"]
 
 
-@dataclass(frozen=True, slots=True)
-class Fill:
+class Fill(Struct, frozen=True):
     """Device -> server, before the first round: embeddings `h` [n, k] of the train records from `start` on."""
 
     m: int
     start: int
-    h: torch.Tensor
+    h: NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Embeddings:
+class Embeddings(Struct, frozen=True):
     """Device -> server: embeddings of the batch at `position` of m's public schedule, one or two [B, k].
 
     dpzv sends (h_plus, h_minus), zoo-vfl (h, h_plus), the others (h,). The position stands for the record ids: both
@@ -30,20 +26,18 @@ class Embeddings:
 
     m: int
     position: int
-    h: tuple[torch.Tensor, ...]
+    h: tuple[NDArray[np.float32], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Struct, frozen=True):
     """Device -> server, outside training: embeddings `h` [n, k] of the test records from `start` on."""
 
     m: int
     start: int
-    h: torch.Tensor
+    h: NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Struct, frozen=True):
     """Server -> device: the answer of global round `t` to m's batch at `position`, float64 [n].
 
     dpzv: `Delta` is one number, the clipped and noised scalar. zoo-vfl: that, or two losses. vfl-czofo: q differences.
@@ -56,8 +50,7 @@ class Release:
     Delta: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(Struct, frozen=True):
     """What the server wants to release in round `t`; only the gate turns it into a `Release`.
 
     Before noise, number i of the release is `totals[i] * grid / divisor`: exact integers in units of `grid`, or without

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from dpzv.data.schedule import BatchSchedule
@@ -23,9 +24,16 @@ from dpzv.protocol.table import Table
 __all__ = ["Delays", "Server"]
 
 
+SAMPLE = 64
+"""Records of a batch whose delays are measured. A batch is in random order, so its first ones stand for all."""
+
+
 @dataclass(slots=True)
 class Delays:
-    """How old the entries were that rounds have used: the sum of their tau, how many, and the largest, in rounds."""
+    """How old the entries were that rounds have used: the sum of their tau, how many, and the largest, in rounds.
+
+    Measured on the first `SAMPLE` records of every batch.
+    """
 
     total: int = 0
     count: int = 0
@@ -37,11 +45,11 @@ class Delays:
         return self.total / self.count if self.count else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(Struct, frozen=True):
     """A round between its question and its release."""
 
     pending: Pending
+    ids: NDArray[np.int64]
     rows: torch.Tensor
     y: torch.Tensor
 
@@ -75,11 +83,10 @@ class Server:
                 f"device {message.m} may fill rows 0..{D} of width {width} before round 1, got rows "
                 f"{message.start}..{end} of width {message.h.shape[1]} in round {self.t}; the peer is closed."
             )
-        h = message.h.to(self.table.h.device)
-        self.table.put(message.m, slice(message.start, end), _zeroed(h, _finite(h)), 0)
+        self.table.put(message.m, slice(message.start, end), _zeroed(message.h, _finite(message.h)), 0)
 
-    def ask(self, message: Embeddings, contributes: torch.Tensor | None) -> Pending:
-        """Take a batch of device m and compute what round t+1 would release before its noise.
+    def ask(self, message: Embeddings, contributes: NDArray[np.bool_] | None) -> Pending:
+        """Compute what round t+1 would release before its noise to a batch of device m; nothing moves yet.
 
         `contributes` [B] is false for records past their cap; `None` means all of them contribute.
         """
@@ -87,34 +94,31 @@ class Server:
         if self._asked is not None:
             raise PeerError(f"round {self._asked.pending.t} waits for its release; accept that first.")
         m, t = message.m, self.t + 1
-        accelerator = self.y_train.device
         ids = self._schedules[m - 1].ids(message.position)
-        arrays = [h.to(accelerator) for h in message.h]
-        # a sum is finite only if all its terms are; the rows are looked at one by one only where that is in doubt
-        if not all(math.isfinite(float(h.sum())) for h in arrays):
-            finite = torch.stack([_finite(h) for h in arrays]).all(dim=0)
-            arrays = [_zeroed(h, finite) for h in arrays]
-            contributes = finite if contributes is None else finite & contributes.to(accelerator)
-        elif contributes is not None:
-            contributes = contributes.to(accelerator)
+        arrays = message.h
+        # a sum of squares is finite only if all its terms are; rows are looked at one by one where that is in doubt
+        if not all(math.isfinite(np.vdot(h, h)) for h in arrays):
+            finite = np.logical_and.reduce([_finite(h) for h in arrays])
+            arrays = tuple(_zeroed(h, finite) for h in arrays)
+            contributes = finite if contributes is None else finite & contributes
         rows, y = self.table.rows(ids), gather(self.y_train, ids)
         columns, lam = self.table.columns(m), self._lams[m - 1]
-        answer = self.rule.answer(Question(t, m, message.position, rows, columns, tuple(arrays), y, lam, contributes))
-        self.table.put(m, ids, rows[:, columns], self.times[m - 1])
-        self._measure_delay(ids)
+        answer = self.rule.answer(Question(t, m, message.position, rows, columns, arrays, y, lam, contributes))
         pending = Pending(t, m, message.position, len(ids), answer.totals, answer.grid, answer.divisor)
-        self._asked = _Asked(pending, rows, y)
+        self._asked = _Asked(pending, ids, rows, y)
         return pending
 
     def accept(self, release: Release, head_steps: int = 0) -> None:
-        """Move w_0 and close the round, after its release is durable; `head_steps` were admitted by the gate."""
-        asked = self._asked
-        if asked is None or (release.t, release.m) != (asked.pending.t, asked.pending.m):
-            raise PeerError(f"no round waits for the release of round {release.t} to device {release.m}.")
+        """Keep the batch's rows, move w_0 and close the round; `head_steps` were admitted by the gate."""
+        asked, m = self._asked, release.m
+        if asked is None or (release.t, m) != (asked.pending.t, asked.pending.m):
+            raise PeerError(f"no round waits for the release of round {release.t} to device {m}.")
+        self.table.keep(m, asked.ids, asked.rows, self.times[m - 1])
+        self._measure_delay(asked.ids[:SAMPLE])
         self.rule.update(release.t, release.Delta, asked.rows, asked.y, head_steps)
         self.t = release.t
-        self.positions[release.m - 1] += 1
-        self.times[release.m - 1] = release.t
+        self.positions[m - 1] += 1
+        self.times[m - 1] = release.t
         self._asked = None
 
     def train_head(self, steps: int) -> None:
@@ -126,9 +130,8 @@ class Server:
         rows = torch.zeros(D_test, self.table.h.shape[1], device=self.y_train.device)
         for message in messages:
             self.check_evaluation(message, D_test)
-            rows[message.start : message.start + len(message.h), self.table.columns(message.m)] = message.h.to(
-                rows.device
-            )
+            h = torch.tensor(message.h, device=rows.device)
+            rows[message.start : message.start + len(h), self.table.columns(message.m)] = h
         return rows
 
     def check_evaluation(self, message: Evaluation, D_test: int) -> None:
@@ -145,10 +148,10 @@ class Server:
         """Count how old the rows of a batch are; the asking device's entries were replaced by fresh ones."""
         if len(self.positions) == 1:
             return
-        delays, seen = self.table.delays(ids, self.times), self.delays
-        seen.total += int(delays.sum())
-        seen.most = max(seen.most, int(delays.max()))
-        seen.count += delays.shape[0] * (delays.shape[1] - 1)
+        (total, most), seen = self.table.delays(ids, self.times), self.delays
+        seen.total += total
+        seen.most = max(seen.most, most)
+        seen.count += len(ids) * (len(self.positions) - 1)
 
     def _require_device(self, m: int) -> None:
         if not 1 <= m <= len(self.positions):
@@ -164,7 +167,7 @@ class Server:
                 "the peer is closed."
             )
         shape = (self._schedules[message.m - 1].B, self.table.widths[message.m - 1])
-        shapes = [tuple(h.shape) for h in message.h]
+        shapes = [h.shape for h in message.h]
         if shapes != [shape] * self.rule.uploads:
             raise PeerError(
                 f"device {message.m} must send {self.rule.uploads} embeddings of {shape[0]} records of width "
@@ -172,11 +175,12 @@ class Server:
             )
 
 
-def _finite(h: torch.Tensor) -> torch.Tensor:
+def _finite(h: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Which rows [B] of `h` are finite."""
-    return h.isfinite().all(dim=1)
+    finite: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(h), axis=1)
+    return finite
 
 
-def _zeroed(h: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+def _zeroed(h: NDArray[np.float32], keep: NDArray[np.bool_]) -> NDArray[np.float32]:
     """`h` with the rows that are not kept as zeros."""
-    return torch.where(keep[:, None], h, 0.0)
+    return np.where(keep[:, None], h, np.float32(0))

@@ -134,10 +134,12 @@ class RunFolder:
     def transcript(self, t: int, m: int, Delta: str, frame_xxh3: str) -> None:
         """Append a release to the transcript; `Delta` is written such that it is exact (a hex float)."""
         assert self._transcript is not None
-        with disk_errors(self.path / "transcript.jsonl"):
-            self._transcript.write(
-                b'{"t":%d,"m":%d,"Delta":"%s","frame_xxh3":"%s"}\n' % (t, m, Delta.encode(), frame_xxh3.encode())
-            )
+        line = f'{{"t":{t},"m":{m},"Delta":"{Delta}","frame_xxh3":"{frame_xxh3}"}}\n'
+        try:
+            self._transcript.write(line.encode())
+        except OSError as error:  # a context a round would cost more than the line
+            with disk_errors(self.path / "transcript.jsonl"):
+                raise error
 
     def lengths(self) -> tuple[int, int]:
         """Bytes of both logs, after writing them out: the point a checkpoint goes back to."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from msgspec import Struct
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -36,22 +37,21 @@ class Clip:
     def __post_init__(self) -> None:
         positive("C", self.C)
 
-    def __call__(self, delta_zo: Tensor) -> NDArray[np.float64]:
+    def __call__(self, delta_zo: NDArray[np.float64]) -> NDArray[np.float64]:
         """Clipped terms, float64 [B]."""
-        terms = delta_zo.detach().cpu().numpy().astype(np.float64)  # in main memory: small steps are cheaper there
-        finite = np.isfinite(terms)
+        finite = np.isfinite(delta_zo)
+        terms = np.maximum(delta_zo, -self.C)
+        np.minimum(terms, self.C, out=terms)
         if not finite.all():
             terms[~finite] = 0.0
-        np.maximum(terms, -self.C, out=terms)
-        return np.minimum(terms, self.C, out=terms)
+        return terms
 
     def sensitivity(self, neighbours: Neighbours) -> float:
         """The most the *sum* of clipped terms moves: `2*C` for replace-one, `C` for zero-out."""
         return 2 * self.C if neighbours == "replace-one" else self.C
 
 
-@dataclass(frozen=True, slots=True)
-class ClippedSum:
+class ClippedSum(Struct, frozen=True):
     """A batch's sum of clipped terms is `total * grid`; `total` counts grid steps.
 
     Without a clip (`C` infinite) there is no grid: `grid` is 1 and `total` the plain float64 sum.
@@ -61,7 +61,7 @@ class ClippedSum:
     grid: float
 
 
-def clipped_sum(delta_zo: Tensor, C: float, contributes: Tensor | None = None) -> ClippedSum:
+def clipped_sum(delta_zo: NDArray[np.float64], C: float, contributes: NDArray[np.bool_] | None = None) -> ClippedSum:
     """The exact sum of a batch's clipped `delta_zo` [B]; records where `contributes` [B] is false add 0.
 
     Each term is rounded to `n_i = round(clip / g)` with `g = C / 2^40`, and the integers are summed.
@@ -73,17 +73,17 @@ def clipped_sum(delta_zo: Tensor, C: float, contributes: Tensor | None = None) -
         raise ConfigError(f"a batch must have at most {MOST_RECORDS} records, got {B}; lower train.B.")
     terms = Clip(C)(delta_zo)
     if contributes is not None:
-        terms[~contributes.cpu().numpy()] = 0.0
+        terms[~contributes] = 0.0
     if math.isinf(C):
         return ClippedSum(float(terms.sum()), 1.0)
     grid = math.ldexp(C, -GRID_BITS)
     # |terms| <= C makes the quotient at most 2^40, where float64 still has steps far below 1
     terms /= grid
-    return ClippedSum(int(np.rint(terms, out=terms).astype(np.int64).sum()), grid)
+    return ClippedSum(int(np.add.reduce(np.rint(terms, out=terms).astype(np.int64))), grid)
 
 
 def clipped_rows(
-    rows: Tensor, C: float, contributes: Tensor | None = None
+    rows: Tensor, C: float, contributes: NDArray[np.bool_] | None = None
 ) -> tuple[NDArray[np.int64] | NDArray[np.float64], float]:
     """Each record's vector of `rows` [B, k] clipped to norm `C`: exact integers [B*k] and their unit, the grid.
 
@@ -95,7 +95,7 @@ def clipped_rows(
     if len(rows) > MOST_RECORDS:
         raise ConfigError(f"a batch must have at most {MOST_RECORDS} records, got {len(rows)}; lower train.B.")
     keep = rows.isfinite().all(dim=1)
-    keep = keep if contributes is None else keep & contributes
+    keep = keep if contributes is None else keep & torch.from_numpy(contributes).to(keep.device)
     terms = torch.where(keep[:, None], rows.double(), 0.0)
     if math.isinf(C):
         return terms.reshape(-1).cpu().numpy(), 1.0

@@ -191,9 +191,13 @@ class Direction:
         """
         if not block.shared:
             return (self._gaussian(block).mul_(self.scale).mul_(factor).view(block.pieces[0].shape),)
+        return torch._foreach_mul(self.shared(block), factor)
+
+    def shared(self, block: Block) -> list[Tensor]:
+        """`u` for each piece of a shared block, not to be changed."""
         if self._kept[0] != block.number:
             self._keep(block, self._gaussian(block), self.scale)
-        return torch._foreach_mul(self._kept[1], factor)
+        return self._kept[1]
 
     def release(self) -> None:
         """Give back the memory of large blocks; they are drawn anew if they are asked for again."""

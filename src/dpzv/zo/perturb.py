@@ -27,6 +27,9 @@ from dpzv.zo.standin import Perturbed, StandIn, stand_in
 __all__ = ["momentum_step", "perturbed", "step", "two_point"]
 
 
+FLOAT32 = torch.finfo(torch.float32).max
+
+
 def two_point(module: nn.Module, x: Tensor, u: Direction, lam: float) -> tuple[Tensor, Tensor]:
     """`module(x)` at `w + lam*u` and at `w - lam*u`, without gradients; `u` is one of `module`.
 
@@ -86,17 +89,18 @@ def momentum_step(velocity: list[Tensor], u: Direction, Delta: float, *, eta: fl
 
 def _add(tensors: list[Tensor], u: Direction, factor: float) -> None:
     """Add `factor * u` in place to tensors shaped like the parameters, one block at a time."""
+    factor = factor if abs(factor) <= FLOAT32 else math.copysign(math.inf, factor)  # torch refuses a larger one
     for block in u.layout.blocks:
-        shifts = u.times(factor, block)
         if block.shared:
-            torch._foreach_add_([tensors[piece.parameter] for piece in block.pieces], list(shifts))
+            torch._foreach_add_([tensors[piece.parameter] for piece in block.pieces], u.shared(block), alpha=factor)
             continue
         piece, tensor = block.pieces[0], tensors[block.pieces[0].parameter]
+        shift = u.times(factor, block)[0].view(-1)
         if tensor.is_contiguous():
-            tensor.view(-1)[piece.start : piece.stop] += shifts[0].view(-1)
+            tensor.view(-1)[piece.start : piece.stop] += shift
         else:  # costs a copy of this tensor
             flat = tensor.reshape(-1)
-            flat[piece.start : piece.stop] += shifts[0].view(-1)
+            flat[piece.start : piece.stop] += shift
             tensor.copy_(flat.view(tensor.shape))
 
 
