@@ -31,7 +31,7 @@ def lost(out: Path) -> None:
 
 async def predicted(parties: Parties, out: Path) -> torch.Tensor:
     """Two records by whoever comes."""
-    predictor = Predictor(CONFIG, parties.labels, RunFolder.existing(out / "server"), parties.labels.hashes[:2])
+    predictor = Predictor(CONFIG, parties.labels, RunFolder.existing(out / "server"), lambda: parties.labels.hashes[:2])
     task = asyncio.create_task(
         predictor.run("127.0.0.1:0", server_credentials(parties.credentials("server")), seconds=20)
     )

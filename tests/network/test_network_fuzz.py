@@ -23,6 +23,7 @@ import torch
 from federation import NAMES, Parties, config_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from dpzv.config import Config
 from dpzv.errors import PeerError
@@ -69,8 +70,8 @@ class Scripted:
         self.written.append(frame)
 
 
-def rows_of(n: int, draw: int) -> torch.Tensor:
-    return torch.randn(n, K, generator=torch.Generator().manual_seed(draw))
+def rows_of(n: int, draw: int) -> NDArray[np.float32]:
+    return np.random.default_rng(draw).standard_normal((n, K), dtype=np.float32)
 
 
 CONTROLS: tuple[Control, ...] = (
@@ -289,7 +290,8 @@ class Machines:
             pass
         batch = rounds._waiting.pop(self.m, None)
         if batch is not None:
-            await rounds._round(batch)
+            rounds._round(batch)
+            rounds._close()
             assert not peer.closed.is_set()
             assert session.server.positions[self.m - 1] > batch.message.position
 

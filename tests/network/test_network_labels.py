@@ -23,10 +23,9 @@ class Recording(Guest):
 
     heard: list[Control | Message]
 
-    async def _read(self, stream: Stream) -> Control | Message | None:
+    async def _read(self, stream: Stream) -> Control | Message:
         message = await super()._read(stream)
-        if message is not None:
-            self.heard.append(message)
+        self.heard.append(message)
         return message
 
 

@@ -53,7 +53,10 @@ LEARNING = CONFIG | {"head": CONFIG["head"] | {"rule": "dp-sgd"}, "privacy": {"e
 WIDE = CONFIG | {"devices": {"embedding": 16}}
 """The same with a table that is larger than all other files of the server."""
 POINT = 0.01
-"""Undisturbed runs differ by less than a third of it: see `test_undisturbed_runs_are_alike`."""
+"""Undisturbed runs differ by less than half of it, with a head that learns by less than all of it: see
+`test_undisturbed_runs_are_alike`."""
+UNDISTURBED = {"frozen": 1, "dp-sgd": 3}
+"""How many undisturbed runs a schedule is compared with, by their mean."""
 
 
 @dataclass(frozen=True)
@@ -304,7 +307,8 @@ class Undisturbed:
         rule = schedule.config["head"]["rule"]
         if rule not in self._known:
             alone = Schedule("undisturbed", config=schedule.config)
-            self._known[rule] = carried_out(alone, self._folders.mktemp("undisturbed"))[1]
+            runs = [carried_out(alone, self._folders.mktemp("undisturbed")) for _ in range(UNDISTURBED[rule])]
+            self._known[rule] = float(np.mean([predicted for _, predicted in runs]))
         return self._known[rule]
 
 
@@ -331,9 +335,12 @@ def test_a_run_disturbed_in_many_ways_ends_well(schedule: Schedule, tmp_path: Pa
 
 
 @pytest.mark.soak
-def test_undisturbed_runs_are_alike(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    """A point means something: without faults the accuracy varies far less, and an untrained model is far away."""
-    again = Schedule("again")
+@pytest.mark.parametrize(("config", "most"), [(CONFIG, POINT / 2), (LEARNING, POINT)], ids=["frozen", "dp-sgd"])
+def test_undisturbed_runs_are_alike(
+    config: dict[str, Any], most: float, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """A point means something: without faults the accuracy varies less, and an untrained model is far away."""
+    again = Schedule("again", config=config)
     found = [undisturbed[again], *(x for i in range(5) for x in carried_out(again, tmp_path / str(i)))]
     print(f"\nundisturbed: {min(found):.4f} to {max(found):.4f}")
-    assert max(found) - min(found) < POINT / 2
+    assert max(found) - min(found) < most

@@ -160,7 +160,7 @@ class Host:
             return None
         if not session.begun:
             await rounds.evaluate()
-            rounds.save()
+            session.book.save([], [])
             session.begun = True
             for peer in self._peers.present():
                 await peer.tell(Ask("rounds"))
@@ -272,13 +272,14 @@ class Host:
             if frame is grpc.aio.EOF:  # a device that was killed looks like this
                 raise ConnectionError(f"device {m} ended its stream without a goodbye")
             message = unpack(session.codecs[m - 1], frame)
+            if isinstance(message, (Embeddings, Fill, Evaluation)) and message.m != m:
+                raise PeerError(f"device {m} spoke for device {message.m}; it is closed.")
             if isinstance(message, Stop):
                 self._goodbye(peer, message)
                 return
-            if isinstance(message, Embeddings | Fill | Evaluation) and message.m != m:
-                raise PeerError(f"device {m} spoke for device {message.m}; it is closed.")
             if isinstance(message, Embeddings) and session.begun:
-                session.rounds.arrived(Batch(peer, message, frame))
+                if answer := session.rounds.arrived(Batch(peer, message, frame)):
+                    await peer.send(answer)
             elif isinstance(message, Fill):
                 session.fill(message, len(frame) - 1)
             elif isinstance(message, Evaluation):

@@ -18,6 +18,7 @@ from dpzv.network.credentials import peer_option
 from dpzv.protocol.codec import MAX_FRAME
 
 __all__ = [
+    "GOODBYE_SECONDS",
     "IDS_SECONDS",
     "LONGEST_PAUSE",
     "LOST",

@@ -68,6 +68,9 @@ class Peers:
             del self._here[peer.m]
         self.changed.set()
 
+    def __len__(self) -> int:
+        return len(self._here)
+
     def present(self) -> list[Peer]:
         """All that are there and can be asked for things."""
         return [peer for peer in self._here.values() if peer.introduced]

@@ -9,10 +9,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import Struct
 from xxhash import xxh3_128_digest
 
 from dpzv.config import Config
@@ -22,7 +22,6 @@ from dpzv.network.wire import Ask, pack_message
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Release
 from dpzv.protocol.server import Server
-from dpzv.runtime import checkpoint
 from dpzv.runtime.book import Book
 from dpzv.runtime.gate import Gate
 from dpzv.runtime.record import RunFolder
@@ -35,13 +34,21 @@ EVALUATION_SECONDS = 120.0
 """How long a device may take to send its test embeddings before the run goes on with those it sent last."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """A frame that waits for its turn, decoded, and who sent it."""
 
     peer: Peer
     message: Embeddings
     frame: bytes
+
+
+class _Answered(Struct, frozen=True):
+    """A round whose release is made."""
+
+    batch: Batch
+    release: Release
+    answer: bytes
+    digest: bytes
 
 
 class Rounds:
@@ -64,19 +71,26 @@ class Rounds:
         self._waiting: dict[int, Batch] = {}
         self._tests: dict[int, list[Evaluation]] = {}
         self._incoming: dict[int, list[Evaluation]] = {}
-        self._unsent: list[tuple[Peer, Release, bytes]] = []  # releases that are not durable yet
+        self._open = False  # whether a round may begin now
+        self._last = time.monotonic()  # when the last one began
+        self._answered: _Answered | None = None  # a round whose release is on its way, but which is not closed yet
+        self._unsent: list[_Answered] = []  # releases that are not durable yet
+        self._scheduled = False  # whether they will be soon
         self._sending: set[asyncio.Task[Any]] = set()
         self._failure: BaseException | None = None
-        self._saved = time.monotonic()
 
-    def arrived(self, batch: Batch) -> None:
-        """A device sent a batch; one at a time, and the next of its schedule."""
+    def arrived(self, batch: Batch) -> bytes:
+        """A device sent a batch, one at a time and the next of its schedule; its round begins now if it may.
+
+        The answer, if there is one at once, for the caller to send; it is sent from here if it comes later.
+        """
         m = batch.peer.m
+        self._close()
         self._server.check(batch.message)
         if m in self._waiting and self._waiting[m].peer is batch.peer:
             raise PeerError(f"device {m} sent a batch before the release of its last one; the peer is closed.")
         self._waiting[m] = batch
-        self._notify()
+        return self._go_on(batch.peer)
 
     def evaluation(self, message: Evaluation) -> None:
         """A chunk of test embeddings that were asked for."""
@@ -111,19 +125,19 @@ class Rounds:
         """All rounds; false if stopped before the last."""
         T, every = self._gate.plan.T, self._config.train.eval_every
         while self._server.t < T and not self.stopping:
-            batch = await self._next()
-            if batch is None:
-                break
-            await self._round(batch)
-            if self._server.t % every == 0 or self._server.t == T:
-                await self._send_all()
+            before, self._open, self._last = self._server.t, True, time.monotonic()
+            self._go_on()  # with what came meanwhile
+            while self._open and not self.stopping:
+                await self._wait(self._left())
+            self._open = False
+            await self._send_all()
+            if self._server.t > before and (self._server.t % every == 0 or self._server.t == T):
                 await self.evaluate()
-            if time.monotonic() - self._saved > self._config.runtime.checkpoint_seconds:
-                self.save()
-        await self._send_all()
+            if self._book.checkpoint_due:
+                self._book.save([], [])
         if T == 0:
             self._server.train_head(self._gate.head_steps(0))
-        self.save()
+        self._book.save([], [])
         return self._server.t >= T
 
     async def evaluate(self) -> None:
@@ -152,47 +166,48 @@ class Rounds:
         messages = [message for chunks in self._tests.values() for message in chunks]
         return self._server.evaluation_rows(messages, self._book.D_test)
 
-    def save(self) -> None:
-        """Make ledger and logs durable, then write the checkpoint."""
-        self._gate.ledger.flush()
-        server, book = self._server, self._book
-        progress = checkpoint.Progress(
-            t=server.t,
-            positions=server.positions,
-            times=server.times,
-            delays=server.delays,
-            clock=[],
-            meter=book.meter,
-            seconds=book.seconds,
-            targets=book.targets,
-            lengths=self._folder.lengths(),
-        )
-        checkpoint.save(self._folder.checkpoint, [], server, progress)
-        self._saved = time.monotonic()
+    def _go_on(self, own: Peer | None = None) -> bytes:
+        """Begin all rounds that may begin. Whoever is ready soon shares their commit, if somebody can be.
 
-    async def _next(self) -> Batch | None:
-        """The batch of the next round, as soon as there is one that may go; `None` if stopped."""
-        since = time.monotonic()
-        while not self.stopping:
-            if self._failure is not None:
-                raise self._failure
-            gone = [m for m, batch in self._waiting.items() if batch.peer.closed.is_set()]
-            for number in gone:
-                del self._waiting[number]
-            m = self._whose_turn()
-            if m is not None:
-                return self._waiting.pop(m)
-            if self._unsent:
-                self._commit()
-                continue
-            left = self._config.network.patience - (time.monotonic() - since)
-            if left <= 0 and self._config.network.late == "stop":
-                raise PeerError(
-                    f"no device that the run needs came within {self._config.network.patience:g} s; everything up to "
-                    "here is kept: start the parties again."
-                )
-            await self._wait(min(60.0, left) if left > 0 else 60.0)
+        The answer to `own`, if it is ready.
+        """
+        while (batch := self._next()) is not None:
+            try:
+                self._round(batch)
+            except PeerError as error:
+                LOG.warning("device %d is closed: %s", batch.peer.m, error)
+                self._start(batch.peer.close(str(error)))
+            except Exception as error:  # a fault of ours, whoever's batch it was
+                self._fail(error)
+        if not self._unsent:
+            return b""
+        if own is not None and (not self._gate.ledger.durable or len(self._unsent) == len(self._peers)):
+            return self._commit(own)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._commit)
+        return b""
+
+    def _next(self) -> Batch | None:
+        """The batch of the next round, if there is one that may go."""
+        if not self._waiting:
+            return None
+        self._close()
+        while self._open and not self.stopping and (m := self._whose_turn()) is not None:
+            batch = self._waiting.pop(m)
+            if not batch.peer.closed.is_set():
+                return batch
         return None
+
+    def _left(self) -> float:
+        """How long to wait for a device; refuses to wait longer than the operator wants."""
+        left = self._config.network.patience - (time.monotonic() - self._last)
+        if left <= 0 and self._config.network.late == "stop":
+            raise PeerError(
+                f"no device that the run needs came within {self._config.network.patience:g} s; everything up to "
+                "here is kept: start the parties again."
+            )
+        return min(60.0, left) if left > 0 else 60.0
 
     def _whose_turn(self) -> int | None:
         """The device whose batch goes next, or `None` if it is not there yet."""
@@ -206,43 +221,73 @@ class Rounds:
                 return next((m for m in late if m in self._waiting), None)
         return next(iter(self._waiting), None)
 
-    async def _round(self, batch: Batch) -> None:
-        """Ask, gate, accept; the release is sent when it is durable."""
-        m, server, meter = batch.peer.m, self._server, self._book.meter
-        codec = self._codecs[m - 1]
-        try:
-            pending = server.ask(batch.message, self._gate.contributes(server.t + 1, batch.message))
-        except PeerError as error:
-            LOG.warning("device %d is closed: %s", m, error)
-            await batch.peer.close(str(error))
-            return
+    def _round(self, batch: Batch) -> None:
+        """Ask and gate; the release is sent when it is durable, and the round is closed when that has begun."""
+        server = self._server
+        self._last = time.monotonic()
+        pending = server.ask(batch.message, self._gate.contributes(server.t + 1, batch.message))
         digest = xxh3_128_digest(memoryview(batch.frame)[1:])
         release = self._gate.submit(pending, digest)
-        server.accept(release, self._gate.head_steps(release.t))
-        answer = pack_message(codec, release)
-        self._unsent.append((batch.peer, release, answer))
-        self._folder.transcript(release.t, m, exactly(release.Delta), digest.hex())
-        meter.bytes_up += len(batch.frame) - 1
-        meter.bytes_down += len(answer) - 1
-        width, arrays = batch.message.h[0].shape[1], len(batch.message.h)
-        meter.payload_bytes += codec.embeddings_bytes(pending.B, width, arrays) + codec.answer_bytes(len(release.Delta))
+        answer = pack_message(self._codecs[batch.peer.m - 1], release)
+        self._answered = _Answered(batch, release, answer, digest)
+        self._unsent.append(self._answered)
 
-    def _commit(self) -> None:
-        """Make all queued releases durable at once, then send them; done whenever no further batch can go.
+    def _commit(self, own: Peer | None = None) -> bytes:
+        """Make all queued releases durable at once, then send them, all but that to `own`, which is returned.
 
         It blocks for one write to the disk: nothing could be released meanwhile, and gRPC's threads go on receiving.
         """
-        group, self._unsent = self._unsent, []
-        self._gate.ledger.wait(group[-1][1].t)
-        for peer, _, answer in group:
-            self._start(peer.send(answer))
+        group, self._unsent, self._scheduled, answer = self._unsent, [], False, b""
+        if not group:
+            return answer
+        try:
+            self._gate.ledger.wait(group[-1].release.t)
+        except Exception as error:
+            self._fail(error)
+            return answer
+        for one in group:
+            if one.batch.peer is own:
+                answer = one.answer
+            else:
+                self._start(one.batch.peer.send(one.answer))
+        asyncio.get_running_loop().call_soon(self._close)  # when they are on their way
+        return answer
+
+    def _close(self) -> None:
+        """End the round at hand: the table and w_0 move on, and what happened is written down."""
+        one, self._answered = self._answered, None
+        if one is None:
+            return
+        server, meter, every = self._server, self._book.meter, self._config.train.eval_every
+        message, release = one.batch.message, one.release
+        try:
+            server.accept(release, self._gate.head_steps(release.t))
+            self._folder.transcript(release.t, release.m, exactly(release.Delta), one.digest.hex())
+        except Exception as error:
+            self._fail(error)
+            return
+        codec, B, width = self._codecs[release.m - 1], *message.h[0].shape
+        meter.bytes_up += len(one.batch.frame) - 1
+        meter.bytes_down += len(one.answer) - 1
+        meter.payload_bytes += codec.embeddings_bytes(B, width, len(message.h)) + codec.answer_bytes(len(release.Delta))
+        if server.t % every == 0 or server.t == self._gate.plan.T or self._book.checkpoint_due:
+            self._open = False
+            self._notify()
 
     async def _send_all(self) -> None:
-        """Send what is queued, and wait until it is out."""
+        """Send what is queued, and wait until it is out; no round is open then."""
         if self._unsent:
             self._commit()
+        self._close()
         while self._sending:
             await asyncio.wait(self._sending)
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, error: BaseException) -> None:
+        """Let `run` end with this."""
+        self._failure, self._open = error, False
+        self._notify()
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(work)
@@ -251,9 +296,8 @@ class Rounds:
 
     def _sent(self, task: asyncio.Task[Any]) -> None:
         self._sending.discard(task)
-        if not task.cancelled() and task.exception() is not None:  # not a lost device: a fault of ours
-            self._failure = task.exception()
-            self._notify()
+        if not task.cancelled() and (error := task.exception()) is not None:  # not a lost device: a fault of ours
+            self._fail(error)
 
     def _notify(self) -> None:
         self._news.set()

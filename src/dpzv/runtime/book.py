@@ -19,7 +19,9 @@ from dpzv.config import Config
 from dpzv.methods.refit import refit
 from dpzv.models.losses import Loss
 from dpzv.privacy.statement import statement
+from dpzv.protocol.device import Device
 from dpzv.protocol.server import Server
+from dpzv.runtime import checkpoint
 from dpzv.runtime.evaluate import Metrics, measure
 from dpzv.runtime.gate import Gate
 from dpzv.runtime.meter import Meter
@@ -28,6 +30,9 @@ from dpzv.runtime.sides import make_head
 from dpzv.terms import Task
 
 __all__ = ["Book", "Judge", "Observer", "Snapshot"]
+
+AT_STAKE = 0.02
+"""The share of a head's steps after which a checkpoint is written: what a crash may cost of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ class Book:
         self.metrics: Metrics | None = None
         self.seconds_before = 0.0
         self._epsilon_spent = 0.0  # as of the last evaluation: with a sampled head it costs a second
-        self._began = time.monotonic()
+        self._began = self._saved = time.monotonic()
 
     @property
     def seconds(self) -> float:
@@ -80,6 +85,31 @@ class Book:
     def D_test(self) -> int:
         """How many test records there are."""
         return len(self._judge.y_test)
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether it is time for one, by the clock or by the head steps that a crash would forfeit."""
+        late = time.monotonic() - self._saved > self._config.runtime.checkpoint_seconds
+        return late or self._gate.at_stake >= AT_STAKE
+
+    def save(self, devices: list[Device], clock: list[tuple[float, int]]) -> None:
+        """Make ledger and logs durable, then write the checkpoint: it never knows more than they do."""
+        self._gate.ledger.flush()
+        server = self._server
+        progress = checkpoint.Progress(
+            t=server.t,
+            positions=server.positions,
+            times=server.times,
+            delays=server.delays,
+            clock=clock,
+            meter=self.meter,
+            seconds=self.seconds,
+            targets=self.targets,
+            lengths=self._folder.lengths(),
+        )
+        checkpoint.save(self._folder.checkpoint, devices, server, progress)
+        self._gate.kept()
+        self._saved = time.monotonic()
 
     def evaluate(self, rows: torch.Tensor, virtual_seconds: float) -> None:
         """Measure the head in the loop on test rows, write a line of metrics, note targets passed."""

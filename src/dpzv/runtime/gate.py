@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.events import ReleaseEvent
@@ -14,7 +15,9 @@ from dpzv.protocol.messages import Embeddings, Pending, Release
 __all__ = ["Gate"]
 
 BLOCK = 16
-"""Head steps paid for at once, before they run: one commit for several steps."""
+"""Head steps paid for at once, before they run: one commit for several steps. A crash forfeits what is left of them, so
+that of a short plan only one in `SHARE` is paid for at once."""
+SHARE = 100
 
 
 class Gate:
@@ -25,11 +28,15 @@ class Gate:
         self.ledger, self._noise = ledger, noise
         self._last: ReleaseEvent | None = None  # asked for several times a round
         self._charged = 0  # head steps paid for but not yet taken; lost in a crash, and then paid again
+        self._kept = ledger.head_steps  # those paid for when the head was last in a checkpoint
 
-    def contributes(self, t: int, message: Embeddings) -> torch.Tensor | None:
+    def contributes(self, t: int, message: Embeddings) -> NDArray[np.bool_] | None:
         """Which records [B] of the batch may still contribute to round `t`; `None` if all of them may."""
-        past = self.ledger.past_cap(self._event(t, message.m, message.position, len(message.h[0])))
-        return torch.from_numpy(~past) if past.any() else None
+        event = self._event(t, message.m, message.position, len(message.h[0]))
+        if self.ledger.all_within_cap(event):
+            return None
+        past = self.ledger.past_cap(event)
+        return ~past if past.any() else None
 
     def release(self, pending: Pending, frame_xxh3: bytes) -> Release:
         """Admit, noise and store round `t`; what was stored before a crash is returned as it was."""
@@ -75,12 +82,24 @@ class Gate:
                 ledger.charge_head_steps(after - ledger.head_steps)
             return due
         if due > self._charged and ledger.head_steps_left:
-            block = min(max(due - self._charged, BLOCK), ledger.head_steps_left)
+            block = max(due - self._charged, min(BLOCK, plan.head_steps // SHARE))
+            block = min(block, ledger.head_steps_left)
             ledger.charge_head_steps(block)
             self._charged += block
         taken = min(due, self._charged)
         self._charged -= taken
         return taken
+
+    @property
+    def at_stake(self) -> float:
+        """The share of all head steps, as paid for, that a crash now would forfeit; none where noise is repeated."""
+        if not self.plan.head_steps or self._noise.name == "seeded":
+            return 0.0
+        return (self.ledger.head_steps - self._kept) / self.plan.head_steps
+
+    def kept(self) -> None:
+        """The head as it is now is in a checkpoint."""
+        self._kept = self.ledger.head_steps
 
     def _steps_due(self, t: int) -> int:
         """Head steps planned up to round `t`, that one included."""

@@ -7,7 +7,6 @@ server sees exactly what it would see there.
 from __future__ import annotations
 
 import hashlib
-import time
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,6 @@ class Simulation:
         described = {"name": data.name, "records": len(data.y_train), "fingerprint": data.fingerprint}
         judge = Judge(parts.task, parts.loss, parts.outputs, parts.y_test, described)
         self._book = Book(config, judge, parts.server, gate, folder)
-        self._saved = time.monotonic()
         self._filled = False  # the first checkpoint is taken after the first fill
 
     def restore(self) -> None:
@@ -64,7 +62,7 @@ class Simulation:
             self.round()
             if server.t % self._config.train.eval_every == 0 or server.t == self._T:
                 self._evaluate()
-            if time.monotonic() - self._saved > self._config.runtime.checkpoint_seconds:
+            if book.checkpoint_due:
                 self._save()
             if not observe(book.snapshot("rounds")):
                 self._save()
@@ -125,22 +123,7 @@ class Simulation:
         self._book.evaluate(self._test_rows(), self._parts.clock.seconds)
 
     def _save(self) -> None:
-        """Make ledger and logs durable first: a checkpoint never knows more than they do."""
-        self._gate.ledger.flush()
-        parts, server, book = self._parts, self._parts.server, self._book
-        progress = checkpoint.Progress(
-            t=server.t,
-            positions=server.positions,
-            times=server.times,
-            delays=server.delays,
-            clock=parts.clock.state(),
-            meter=book.meter,
-            seconds=book.seconds,
-            targets=book.targets,
-            lengths=self._folder.lengths(),
-        )
-        checkpoint.save(self._folder.checkpoint, parts.devices, server, progress)
-        self._saved = time.monotonic()
+        self._book.save(self._parts.devices, self._parts.clock.state())
 
     def _finish(self) -> dict[str, Any]:
         """Write the devices' weights, then let the book end the run."""

@@ -1,0 +1,118 @@
+"""Head steps at the gate: paid for before they are taken, and little of them at stake in a crash."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpzv import config as configuration
+from dpzv import recipes
+from dpzv.data import catalogue
+from dpzv.privacy.ledger import Ledger
+from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
+from dpzv.privacy.plan import PlanRequest
+from dpzv.privacy.planning import make_plan
+from dpzv.runtime import book, checkpoint
+from dpzv.runtime.gate import BLOCK, SHARE, Gate
+from dpzv.runtime.networks import make_networks
+from dpzv.runtime.run import run
+
+D, B, T = 400, 20, 300
+
+
+def gate_of(folder: Path, steps: int, noise: NoiseSource, *, again: bool = False) -> Gate:
+    """A gate on a new ledger for `steps` head steps in T rounds, or on the one that is there."""
+    plan = make_plan(
+        PlanRequest(
+            epsilon=1.0,
+            delta_dp=1e-6,
+            accounting="exact",
+            neighbours="replace-one",
+            protects="records",
+            C=1.0,
+            B=B,
+            D=D,
+            M=1,
+            T=T,
+            participations=T * B // D,
+            min_batch=2,
+            head_rule="dp-sgd",
+            head_batch=D,
+            head_steps=steps,
+            head_share=0.4,
+            starts=("random",),
+            start_share=0.0,
+        )
+    )
+    make = Ledger.open if again else Ledger.create
+    ledger = make(
+        folder / "ledger.sqlite",
+        plan=plan,
+        data_fingerprint="records",
+        noise_source=noise.name,
+        ids_of=lambda m, position: np.arange(position * B, position * B + B) % D,
+        durable=noise.name == "exact",
+    )
+    return Gate(ledger, noise)
+
+
+@pytest.mark.parametrize("steps", [7, 100, 250, 3000])
+def test_every_planned_step_is_taken_and_few_are_paid_for_ahead(steps: int, tmp_path: Path) -> None:
+    gate, taken = gate_of(tmp_path, steps, ExactNoise()), 0
+    with gate.ledger as ledger:
+        for t in range(1, T + 1):
+            taken += gate.head_steps(t)
+            assert taken == steps * t // T
+            assert taken <= ledger.head_steps <= taken + min(BLOCK, max(1, steps // SHARE))
+    assert taken == steps
+
+
+def test_a_crash_forfeits_what_was_at_stake_and_no_more(tmp_path: Path) -> None:
+    steps = 100
+    gate = gate_of(tmp_path, steps, ExactNoise())
+    with gate.ledger as ledger:
+        taken = sum(gate.head_steps(t) for t in range(1, 31))
+        assert gate.at_stake == pytest.approx(ledger.head_steps / steps)
+        gate.kept()
+        assert gate.at_stake == 0
+        lost = sum(gate.head_steps(t) for t in range(31, 37))
+        at_stake = gate.at_stake
+        assert at_stake >= lost / steps == 0.02
+    again = gate_of(tmp_path, steps, ExactNoise(), again=True)
+    with again.ledger as ledger:
+        assert again.at_stake == 0  # the head is that of the checkpoint: nothing more can be lost
+        taken += sum(again.head_steps(t) for t in range(37, T + 1))
+        assert ledger.head_steps <= steps
+    assert taken >= steps - round(steps * at_stake)
+
+
+def test_steps_whose_noise_is_repeated_are_never_at_stake(tmp_path: Path) -> None:
+    gate = gate_of(tmp_path, 100, SeededNoise(0))
+    with gate.ledger:
+        assert sum(gate.head_steps(t) for t in range(1, 200)) > 60
+        assert gate.at_stake == 0
+
+
+@pytest.mark.parametrize(("source", "least", "most"), [("exact", 50, 60), ("seeded", 2, 4)])
+def test_a_checkpoint_is_written_before_many_steps_are_at_stake(
+    source: str, least: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = recipes.tree("digits")
+    for change in (
+        f"noise.source={source}",
+        "head.rule=dp-sgd",
+        "head.steps=100",
+        "head.batch=100",
+        "train.rounds=100",
+    ):
+        tree = configuration.merge(tree, configuration.set_key(change))
+    config = configuration.parse(configuration.merge(tree, {"runtime": {"checkpoint_seconds": 1e6}}))
+    saved, save = [], checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *what: (saved.append(what), save(*what)))
+    data = catalogue.load("digits")
+    run(config, data, partial(make_networks, config, data), tmp_path / "out", lambda snapshot: True)
+    assert least <= len(saved) <= most
+    assert book.AT_STAKE == 0.02
