@@ -126,9 +126,7 @@ class _Town:
         """Predictions over the network."""
         labels, folder = _labels(), RunFolder.existing(self.folder / "server")
         began, worked = time.perf_counter(), time.process_time()
-        wanted = keyed(ids, KEY)
-        spent["hash ids"] = time.perf_counter() - began
-        predictor = Predictor(_config(self._model), labels, folder, wanted)
+        predictor = Predictor(_config(self._model), labels, folder, partial(keyed, ids, KEY))
         output = await self._with_devices(predictor, partial(predictor.run, "127.0.0.1:0", seconds=60))
         found: list[int] = predictions("classes", output).tolist()
         spent["all"] = time.perf_counter() - began

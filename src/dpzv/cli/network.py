@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,7 +105,7 @@ def predict(
         raise DataError(f"{ids} does not exist; give a text file with one record id a line.")
     names = [line.strip() for line in ids.read_text().splitlines() if line.strip()]
     labels = own.labels()
-    wanted = keyed(names, read_alignment_key(own.alignment_key))
+    wanted = partial(keyed, names, read_alignment_key(own.alignment_key))
     predictor = Predictor(own.config, labels, RunFolder.existing(own.out), wanted)
     output = asyncio.run(predictor.run(own.listen, server_credentials(own.credentials), seconds))
     values = predictions(labels.task, output).cpu().numpy()

@@ -11,7 +11,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
 from dpzv.errors import ConfigError, DataError, PeerError
-from dpzv.network.link import LONGEST_PAUSE, LOST, Stream, open_stream
+from dpzv.network.link import GOODBYE_SECONDS, LONGEST_PAUSE, LOST, PART, Stream, open_stream
 from dpzv.network.wire import Ask, Control, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, shown, unpack
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
@@ -45,8 +45,10 @@ UNHEARD = (
     "; it never answered: check its address, that it runs, and with `dpzv keys show` that both certificates are of one "
     "authority and not expired"
 )
+OVERHEAD = 64
+"""Bytes of a frame beside its embeddings, at most."""
 STAYING_PAUSE = 3.0
-"""The same for a device that waits for somebody who wants predictions."""
+"""Seconds between two attempts of a device that waits for somebody who wants predictions, at most."""
 
 
 class Features(msgspec.Struct, frozen=True):
@@ -73,8 +75,9 @@ class Guest:
         self._codec: Codec | None = None
         self._run_id, self._m, self._D = "", 0, 0
         self._stopping = asyncio.Event()
-        self._inbox: asyncio.Queue[object] = asyncio.Queue()
-        self._reading: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
+        self._leave: Callable[[], Coroutine[Any, Any, None]] | None = None  # how to end the session at hand
+        self._leaving: asyncio.Task[None] | None = None
         self._saved = time.monotonic()
 
     async def run(
@@ -109,18 +112,31 @@ class Guest:
     def stop(self) -> None:
         """Say goodbye after the message at hand; weights are kept."""
         self._stopping.set()
-        with suppress(asyncio.QueueFull):  # else what is there is noticed first
-            self._inbox.put_nowait(None)
+        if self._leave is not None and self._leaving is None:
+            self._leaving = asyncio.create_task(self._leave())
 
     async def _connect(self, address: str, credentials: grpc.ChannelCredentials, server: str) -> bool:
         """One session; true if it ended for good."""
         channel, stream = open_stream(address, credentials, server)
+
+        async def leave() -> None:
+            await self._goodbye(stream, "stopped by its operator", final=False)
+            await asyncio.sleep(
+                GOODBYE_SECONDS
+            )  # the server ends the stream; else the wait for its next word ends here
+            await channel.close()
+
+        self._leave = leave
         try:
             return await self._talk(stream)
+        except (asyncio.CancelledError, *LOST):
+            if self._leaving is None:
+                raise
+            return True
         finally:
-            if self._reading is not None:
-                self._reading.cancel()
-                self._reading = None
+            self._leave = None
+            if self._leaving is not None:
+                self._leaving.cancel()
             if self._device is not None:
                 self._save()
             await channel.close()
@@ -130,12 +146,9 @@ class Guest:
             self._device.waiting = False  # the server sends the release of the last batch again, or asks for the batch
         state = self._known()
         hashes = self._features.hashes.tobytes()
-        await stream.write(pack(hello(self._config, state.run_id, state.position, hashes)))
+        await self._write(stream, pack(hello(self._config, state.run_id, state.position, hashes)))
         while True:
             message = await self._read(stream)
-            if message is None:
-                await self._goodbye(stream, "stopped by its operator", final=False)
-                return True
             if isinstance(message, Stop):
                 return await self._end(stream, message)
             try:
@@ -159,8 +172,13 @@ class Guest:
 
     async def _goodbye(self, stream: Stream, reason: str, *, final: bool) -> None:
         with suppress(*LOST):  # who has said goodbye already may be gone
-            await stream.write(pack(Stop(reason, final)))
-            await stream.done_writing()
+            async with self._writing:
+                await stream.write(pack(Stop(reason, final)))
+                await stream.done_writing()
+
+    async def _write(self, stream: Stream, frame: bytes) -> None:
+        async with self._writing:  # a goodbye may come at any time
+            await stream.write(frame)
 
     async def _answer(self, stream: Stream, message: Control | Message, hashes: bytes) -> None:
         """Do what the server says."""
@@ -173,7 +191,7 @@ class Guest:
             if message.mode == "predict" and self._device is None:
                 self._build_to_predict()
             if message.needs_ids:
-                await stream.write(pack(Ids(hashes)))
+                await self._write(stream, pack(Ids(hashes)))
             return
         if isinstance(message, Rows) and self._m:
             if self._device is None:
@@ -185,52 +203,38 @@ class Guest:
         if isinstance(message, Release):
             if device.waiting:
                 device.receive(message)
-                await stream.write(pack_message(codec, device.upload()))
+                await self._write(stream, pack_message(codec, device.upload()))
+                device.prepare()
             else:
                 device.replay(message)
         elif isinstance(message, Ask) and message.what == "rounds" and not device.waiting:
-            await stream.write(pack_message(codec, device.upload()))
+            await self._write(stream, pack_message(codec, device.upload()))
         elif isinstance(message, Ask) and message.what in ("fill", "evaluate"):
             for part in device.fill(max(0, message.start)) if message.what == "fill" else device.evaluate():
-                await stream.write(pack_message(codec, part))
-            await stream.write(pack(Done(message.what)))
+                await self._write(stream, pack_message(codec, part))
+            await self._write(stream, pack(Done(message.what)))
         elif isinstance(message, Ask) and message.what == "predict":
             rows = torch.from_numpy(self._features.x[self._own_rows(message.rows)])
-            for part in device.embed(rows):
-                await stream.write(pack_message(codec, part))
-            await stream.write(pack(Done("predict")))
+            width = per_device("devices.embedding", self._config.devices.embedding, len(self._config.network.devices))
+            fits = (PART - OVERHEAD) // codec.row_bytes(width[self._m - 1])  # frames that need not go in parts
+            for part in device.embed(rows, max(1, fits)):
+                await self._write(stream, pack_message(codec, part))
+            await self._write(stream, pack(Done("predict")))
         else:
             raise PeerError(f"the server sent {type(message).__name__} out of turn; it is closed.")
-
-    async def _receive(self, stream: Stream) -> None:
-        """Take what comes, so that the next message is read while this one is answered."""
-        frame: object = None
-        while frame is not grpc.aio.EOF:
-            try:
-                frame = await stream.read()
-            except Exception as error:  # whoever waits for the next frame is to hear of it
-                await self._inbox.put(error)
-                return
-            await self._inbox.put(frame)
 
     async def _last_words(self, stream: Stream) -> Stop | None:
         """The goodbye of a server that is gone, if it came."""
         with suppress(PeerError, *LOST):
-            while (message := await asyncio.wait_for(self._read(stream), 1)) is not None:
-                if isinstance(message, Stop):
-                    return message
+            async with asyncio.timeout(1):
+                while True:
+                    message = await self._read(stream)
+                    if isinstance(message, Stop):
+                        return message
         return None
 
-    async def _read(self, stream: Stream) -> Control | Message | None:
-        """The next message, or `None` once this device is asked to stop."""
-        if self._reading is None:
-            self._inbox = asyncio.Queue(2)  # the protocol never has more on the way
-            self._reading = asyncio.create_task(self._receive(stream))
-        frame = None if self._stopping.is_set() else await self._inbox.get()
-        if frame is None or self._stopping.is_set():
-            return None
-        if isinstance(frame, BaseException):
-            raise frame
+    async def _read(self, stream: Stream) -> Control | Message:
+        frame = await stream.read()
         if frame is grpc.aio.EOF:
             raise ConnectionError("the server ended the stream without a goodbye")
         return unpack(self._codec, frame)

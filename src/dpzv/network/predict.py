@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import grpc
 import numpy as np
@@ -33,6 +34,8 @@ __all__ = ["Predictor"]
 LOG = logging.getLogger("dpzv.predict")
 SECONDS = 60.0
 """How long a device may be silent while it is asked."""
+AT_ONCE = 8192
+"""Records that the head is run on at once, while others are on their way."""
 
 
 class _Unable(PeerError):
@@ -40,21 +43,24 @@ class _Unable(PeerError):
 
 
 class Predictor:
-    """Asks every device once for the records of `wanted` (hashed ids) and runs the final head on what comes."""
+    """Asks every device once for the records of `wanted()` (hashed ids) and runs the final head on what comes."""
 
-    def __init__(self, config: Config, labels: Labels, folder: RunFolder, wanted: NDArray[np.uint8]) -> None:
+    def __init__(
+        self, config: Config, labels: Labels, folder: RunFolder, wanted: Callable[[], NDArray[np.uint8]]
+    ) -> None:
         if not folder.finished:
             raise DataError(f"{folder.path} holds no finished run; train it to its end first.")
         self._config, self._folder = config, folder
         self._names = config.network.devices
-        self._wanted = np.ascontiguousarray(wanted).view(np.uint64)  # [n, 2]
-        self._order = np.argsort(self._wanted[:, 0])
+        self._ids, self._hashed = wanted, asyncio.Event()
         self._meeting = Meeting(folder.path, labels, len(self._names), config.data.holdout, 1)
         self._plan = plan_of(config, len(self._meeting.labels()[0]), len(self._names))
         self._ledger = read_ledger(folder.path)
         widths = per_device("devices.embedding", config.devices.embedding, len(self._names))
         self._offsets = np.cumsum([0, *widths])
-        self._rows = torch.zeros(len(wanted), int(self._offsets[-1]))
+        self._head = load_head(folder.path / "weights")
+        self._outputs: list[torch.Tensor] = []
+        self._came, self._done = [0] * len(self._names), 0  # records that each device sent, and that the head has seen
         self._left = set(range(1, len(self._names) + 1))
         self._news = asyncio.Event()
         self._failure: PeerError | None = None
@@ -65,16 +71,21 @@ class Predictor:
         listener, self.port = await listen(address, credentials, self._talk)
         LOG.info("waiting for %s", ", ".join(self._names))
         try:
+            self._want(await asyncio.to_thread(self._ids))  # while the devices come
             await asyncio.wait_for(self._complete(), seconds)
         except TimeoutError:
             away = ", ".join(self._names[m - 1] for m in sorted(self._left))
             raise PeerError(f"{away} did not answer within {seconds:g} s; start `dpzv device --stay` there.") from None
         finally:
             await listener.stop(grace=1)
-        head = load_head(self._folder.path / "weights")
-        with torch.no_grad():
-            output: torch.Tensor = head(self._rows)
-        return output
+        self._go_on()
+        return torch.cat(self._outputs)
+
+    def _want(self, hashes: NDArray[np.uint8]) -> None:
+        self._wanted = np.ascontiguousarray(hashes).view(np.uint64)  # [n, 2]
+        self._order = np.argsort(self._wanted[:, 0])
+        self._rows = np.zeros((len(hashes), int(self._offsets[-1])), np.float32)
+        self._hashed.set()
 
     async def _complete(self) -> None:
         while self._left:
@@ -127,21 +138,31 @@ class Predictor:
         ids = unpack(None, await asyncio.wait_for(stream.read(), IDS_SECONDS))
         if not isinstance(ids, Ids) or len(ids.hashes) % 16:
             raise PeerError(f"device {m} must send its hashed ids, got {type(ids).__name__}; it is closed.")
+        await self._hashed.wait()
         rows = self._found(m, np.frombuffer(ids.hashes, np.uint8).reshape(-1, 16))
         await peer.tell(Ask("predict", rows.tobytes()))
         codec = codec_of(self._config, m, self._plan)
         columns = slice(int(self._offsets[m - 1]), int(self._offsets[m]))
-        came = 0
+        self._came[m - 1] = came = 0
         while True:
             message = unpack(codec, await asyncio.wait_for(stream.read(), SECONDS))
             if isinstance(message, Done) and came == len(rows):
                 return
             if not isinstance(message, Evaluation) or message.h.shape[1] != columns.stop - columns.start:
                 raise PeerError(f"device {m} must send embeddings, got {type(message).__name__}; it is closed.")
-            if message.start < 0 or message.start + len(message.h) > len(rows):
+            if message.start != came or came + len(message.h) > len(rows):
                 raise PeerError(f"device {m} sent embeddings of records that were not asked for; it is closed.")
-            self._rows[message.start : message.start + len(message.h), columns] = message.h
-            came += len(message.h)
+            self._rows[came : came + len(message.h), columns] = message.h
+            self._came[m - 1] = came = came + len(message.h)
+            self._go_on()
+
+    @torch.no_grad()
+    def _go_on(self) -> None:
+        """Run the head on the records that are complete, while the others are on their way."""
+        ready = min(self._came)
+        if ready == len(self._rows) or ready - self._done >= AT_ONCE:
+            self._outputs.append(self._head(torch.from_numpy(self._rows[self._done : ready])))
+            self._done = max(self._done, ready)
 
     def _found(self, m: int, hashes: NDArray[np.uint8]) -> NDArray[np.int64]:
         """The device's row of every wanted record; refused with a count where it has none."""
