@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
+import time
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from federation import NAMES, Parties, config_of
 from safetensors.torch import load_file
 
 from dpzv.errors import PeerError
+from dpzv.network import guest as guests
 from dpzv.network import host as hosts
 from dpzv.network.credentials import channel_credentials, server_credentials
 from dpzv.network.predict import Predictor
@@ -83,3 +86,26 @@ def test_a_device_that_missed_the_end_is_told_by_the_same_command(
     assert ends[1] == logs[1]
     assert ends[0].count(b"\n") == logs[0].count(b"\n")
     assert asyncio.run(predicted(parties, again)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+def test_a_device_can_be_stopped_while_its_server_is_silent(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody listens at the server's address, takes the connection and never says a word."""
+    monkeypatch.setattr(guests, "GOODBYE_SECONDS", 0.5)
+    parties = Parties.made(tmp_path)
+
+    async def stopped() -> float:
+        guest, silent = parties.guest(CONFIG, 1, tmp_path / "out"), socket.create_server(("127.0.0.1", 0))
+        with silent:
+            credentials = partial(channel_credentials, parties.credentials(NAMES[0]))
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            task = asyncio.create_task(guest.run(address, credentials, server="server"))
+            await asyncio.sleep(seconds)
+            began = time.monotonic()
+            guest.stop()
+            await asyncio.wait_for(task, 10)
+            return time.monotonic() - began
+
+    assert asyncio.run(stopped()) < 3

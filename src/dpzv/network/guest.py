@@ -119,12 +119,15 @@ class Guest:
         """One session; true if it ended for good."""
         channel, stream = open_stream(address, credentials, server)
 
+        talking = asyncio.current_task()
+        assert talking is not None
+
         async def leave() -> None:
-            await self._goodbye(stream, "stopped by its operator", final=False)
-            await asyncio.sleep(
-                GOODBYE_SECONDS
-            )  # the server ends the stream; else the wait for its next word ends here
-            await channel.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GOODBYE_SECONDS):
+                    await self._goodbye(stream, "stopped by its operator", final=False)
+                    await asyncio.Event().wait()  # the server ends the stream, and with it the session
+            talking.cancel()  # if it does not
 
         self._leave = leave
         try:
@@ -132,6 +135,7 @@ class Guest:
         except (asyncio.CancelledError, *LOST):
             if self._leaving is None:
                 raise
+            talking.uncancel()
             return True
         finally:
             self._leave = None
