@@ -139,7 +139,7 @@ class Predictor:
         if not isinstance(ids, Ids) or len(ids.hashes) % 16:
             raise PeerError(f"device {m} must send its hashed ids, got {type(ids).__name__}; it is closed.")
         await self._hashed.wait()
-        rows = self._found(m, np.frombuffer(ids.hashes, np.uint8).reshape(-1, 16))
+        rows = await asyncio.to_thread(self._found, m, np.frombuffer(ids.hashes, np.uint8).reshape(-1, 16))
         await peer.tell(Ask("predict", rows.tobytes()))
         codec = codec_of(self._config, m, self._plan)
         columns = slice(int(self._offsets[m - 1]), int(self._offsets[m]))
