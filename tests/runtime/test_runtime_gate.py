@@ -15,7 +15,7 @@ from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
 from dpzv.privacy.plan import PlanRequest
 from dpzv.privacy.planning import make_plan
-from dpzv.runtime import book, checkpoint
+from dpzv.runtime import checkpoint
 from dpzv.runtime.gate import BLOCK, SHARE, Gate
 from dpzv.runtime.networks import make_networks
 from dpzv.runtime.run import run
@@ -115,4 +115,3 @@ def test_a_checkpoint_is_written_before_many_steps_are_at_stake(
     data = catalogue.load("digits")
     run(config, data, partial(make_networks, config, data), tmp_path / "out", lambda snapshot: True)
     assert least <= len(saved) <= most
-    assert book.AT_STAKE == 0.02

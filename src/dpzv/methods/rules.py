@@ -51,7 +51,7 @@ class Question(Struct, frozen=True):
     def put(self, h: NDArray[np.float32]) -> None:
         """Let the asking device's columns of `rows` be `h`."""
         if self.rows.is_cpu:
-            self.rows.numpy()[:, self.columns] = h  # a third of torch's time for a small batch
+            self.rows.numpy()[:, self.columns] = h  # torch's call costs more in a process just woken
         else:
             self.rows[:, self.columns] = torch.tensor(h, device=self.rows.device)
 
