@@ -169,17 +169,20 @@ def test_a_repeated_upload_is_the_same() -> None:
 
 
 def test_delays_are_the_papers() -> None:
-    """Device 1 goes three times, then device 2: its batch meets rows of device 1 that are up to 3 rounds old."""
+    """Device 1 goes five times, then device 2: its batch meets rows of device 1 that are up to 5 rounds old.
+
+    It is round 6, one of those that are measured (every third, with two devices).
+    """
     devices, server = make()
     seen = {}
-    for m in (1, 1, 1, 2):
+    for m in (1, 1, 1, 1, 1, 2):
         device = devices[m - 1]
         if m == 2:
             ids = BatchSchedule(0, 2, B, D).ids(0)
             for i in ids:
-                uploads = [k for k in range(3) if i in BatchSchedule(0, 1, B, D).ids(k)]
+                uploads = [k for k in range(5) if i in BatchSchedule(0, 1, B, D).ids(k)]
                 # weights used in upload k had seen k releases: device time k
-                seen[int(i)] = 3 - max(uploads, default=0)
+                seen[int(i)] = 5 - max(uploads, default=0)
             before = copy.copy(server.delays)
         pending = server.ask(device.upload(), None)
         release = Release(pending.t, m, pending.position, np.array([0.0]))

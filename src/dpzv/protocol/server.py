@@ -24,15 +24,11 @@ from dpzv.protocol.table import Table
 __all__ = ["Delays", "Server"]
 
 
-SAMPLE = 64
-"""Records of a batch whose delays are measured. A batch is in random order, so its first ones stand for all."""
-
-
 @dataclass(slots=True)
 class Delays:
     """How old the entries were that rounds have used: the sum of their tau, how many, and the largest, in rounds.
 
-    Measured on the first `SAMPLE` records of every batch.
+    Measured in one round of M + 1: where devices go in turns, each is as often the one that asks.
     """
 
     total: int = 0
@@ -101,7 +97,7 @@ class Server:
             finite = np.logical_and.reduce([_finite(h) for h in arrays])
             arrays = tuple(_zeroed(h, finite) for h in arrays)
             contributes = finite if contributes is None else finite & contributes
-        rows, y = self.table.rows(ids), gather(self.y_train, ids)
+        rows, y = self.table.rows_of_others(ids), gather(self.y_train, ids)
         columns, lam = self.table.columns(m), self._lams[m - 1]
         answer = self.rule.answer(Question(t, m, message.position, rows, columns, arrays, y, lam, contributes))
         pending = Pending(t, m, message.position, len(ids), answer.totals, answer.grid, answer.divisor)
@@ -114,7 +110,8 @@ class Server:
         if asked is None or (release.t, m) != (asked.pending.t, asked.pending.m):
             raise PeerError(f"no round waits for the release of round {release.t} to device {m}.")
         self.table.keep(m, asked.ids, asked.rows, self.times[m - 1])
-        self._measure_delay(asked.ids[:SAMPLE])
+        if release.t % (len(self.positions) + 1) == 0:
+            self._measure_delay(asked.ids)
         self.rule.update(release.t, release.Delta, asked.rows, asked.y, head_steps)
         self.t = release.t
         self.positions[m - 1] += 1

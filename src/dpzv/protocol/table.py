@@ -29,10 +29,10 @@ class Table:
             self.h = torch.from_file(path, shared=True, size=size).view(D, offsets[-1]).zero_()
         else:
             self.h = torch.zeros(D, offsets[-1], device=accelerator)
-        self.times = np.zeros((D, len(widths)), dtype=np.int32)
+        self.times = np.zeros((len(widths), D), dtype=np.int32)
         # the same numbers, for numpy, whose calls on small batches cost less than torch's
         self._h = self.h.numpy() if self.h.is_cpu else None
-        self._times = list(self.times.T)
+        self._items = [] if self._h is None else [_items(self._h, columns) for columns in self._columns]
 
     def columns(self, m: int) -> slice:
         """The columns of device m (counted from 1)."""
@@ -42,23 +42,27 @@ class Table:
         """A copy [B, sum(widths)] of the rows of `ids`."""
         return gather(self.h, ids) if self._h is None else torch.from_numpy(self._h.take(ids, axis=0))
 
+    def rows_of_others(self, ids: NDArray[np.int64]) -> torch.Tensor:
+        """The same, for a caller who replaces one device's columns: where there are no others, nothing is read."""
+        return self.rows(ids) if len(self.widths) > 1 else self.h.new_empty(len(ids), *self.widths)
+
     def put(self, m: int, ids: slice, h: NDArray[np.float32], time: int) -> None:
         """Store device m's embeddings of the records `ids`, made at device time `time`."""
         self.h[ids, self._columns[m - 1]] = torch.tensor(h, device=self.h.device)
-        self.times[ids, m - 1] = time
+        self.times[m - 1, ids] = time
 
     def keep(self, m: int, ids: NDArray[np.int64], rows: torch.Tensor, time: int) -> None:
         """Store device m's columns of `rows` [B, sum(widths)], those of the records `ids`."""
         columns = self._columns[m - 1]
         if self._h is not None:
-            _items(self._h, columns)[ids] = _items(rows.numpy(), columns)
+            self._items[m - 1][ids] = _items(rows.numpy(), columns)
         else:
             self.h[torch.from_numpy(ids).to(self.h.device), columns] = rows[:, columns]
-        self._times[m - 1][ids] = time
+        self.times[m - 1][ids] = time
 
     def delays(self, ids: NDArray[np.int64], now: list[int]) -> tuple[int, int]:
         """The sum and the largest of tau over the entries of `ids`; `now` [M] holds every device's present time t_m."""
-        delays = np.array(now, np.int32) - self.times.take(ids, axis=0)
+        delays = np.array(now, np.int32)[:, None] - self.times.take(ids, axis=1)
         return int(np.add.reduce(delays, axis=None)), int(np.maximum.reduce(delays, axis=None))
 
 
