@@ -13,6 +13,7 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.plans import asked
 
 from dpzv.errors import ConfigError
 from dpzv.privacy import accountant, gdp
@@ -127,12 +128,10 @@ def random_request(i: int) -> PlanRequest:
     draw = numpy_generator("plans", i)
     D = int(10 ** draw.uniform(3, 5.3))
     T = int(draw.integers(1, 2000))
-    return PlanRequest(
+    return asked(
         epsilon=float(10 ** draw.uniform(-0.7, 0.9)),
         delta_dp=float(10 ** draw.uniform(-6, -4)),
-        accounting="exact",
         neighbours=BOTH[i % 2],
-        protects="records",
         C=float(draw.uniform(0.1, 5)),
         B=int(draw.integers(64, min(D, 5000))),
         D=D,

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.plans import asked
 
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.counters import CapCounters
 from dpzv.privacy.events import ReleaseEvent
-from dpzv.privacy.plan import PlanRequest
 from dpzv.privacy.planning import make_plan
 from dpzv.rng import numpy_generator
 
@@ -50,24 +50,16 @@ def test_no_record_ever_passes_its_cap(cap: float, costs: list[float], seed: int
 @given(P=st.integers(1, 10_000), epsilon=st.floats(0.05, 20))
 def test_exactly_the_planned_participations_fit(P: int, epsilon: float) -> None:
     """The last planned participation is not lost to rounding, the one after it is past the cap."""
-    asked = PlanRequest(
+    request = asked(
         epsilon=epsilon,
-        delta_dp=1e-6,
-        accounting="exact",
-        neighbours="replace-one",
-        protects="records",
-        C=1.0,
         B=B,
         D=D,
-        M=1,
         T=P,
         participations=P,
-        min_batch=2,
-        head_rule="frozen",
         starts=("dp-pca",),
         start_share=0.2,
     )
-    plan = make_plan(asked)
+    plan = make_plan(request)
     event = ReleaseEvent(t=0, m=0, position=0, B=B, C=plan.C, sigma_dp=plan.sigma_dp)
     charge = CapCounters(D=D, cap=plan.cap).charge_of(event)
     assert P * charge <= 1 << 62 < (P + 1) * charge

@@ -17,12 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.plans import asked
 
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.accountant import Composition
 from dpzv.privacy.events import ReleaseEvent, StartEvent, unit_mu
 from dpzv.privacy.ledger import Ledger
-from dpzv.privacy.plan import ParentRun, PlanRequest, PrivacyPlan, epsilon_spent, request_of, start_event
+from dpzv.privacy.plan import ParentRun, PrivacyPlan, epsilon_spent, request_of, start_event
 from dpzv.privacy.planning import make_plan
 from dpzv.rng import numpy_generator
 
@@ -30,24 +31,16 @@ D, B, M, T = 23, 5, 2, 40
 
 
 def plan_of(**changes: Any) -> PrivacyPlan:
-    asked = PlanRequest(
-        epsilon=1.0,
-        delta_dp=1e-6,
-        accounting="exact",
-        neighbours="replace-one",
-        protects="records",
-        C=1.0,
+    request = asked(
         B=B,
         D=D,
         M=M,
         T=T,
         participations=10,
-        min_batch=2,
-        head_rule="frozen",
         starts=("dp-pca", "random"),
         start_share=0.2,
     )
-    return make_plan(msgspec.structs.replace(asked, **changes))
+    return make_plan(msgspec.structs.replace(request, **changes))
 
 
 ORDER = [numpy_generator("order", m).permutation(D) for m in range(M)]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.plans import asked
 
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy.accountant import Composition, SampledHead, epsilon_of_parts
@@ -19,7 +20,6 @@ from dpzv.privacy.events import ReleaseEvent, StartEvent, neighbour_factor, unit
 from dpzv.privacy.gdp import delta_of, epsilon_of, mu_of, zcdp_epsilon_of
 from dpzv.privacy.plan import (
     ParentRun,
-    PlanRequest,
     PrivacyPlan,
     claimed_mu,
     epsilon_spent,
@@ -31,12 +31,7 @@ from dpzv.privacy.plan import (
 from dpzv.privacy.planning import make_plan, participation_cap
 from dpzv.rng import numpy_generator
 
-ASKED = PlanRequest(
-    epsilon=1.0,
-    delta_dp=1e-6,
-    accounting="exact",
-    neighbours="replace-one",
-    protects="records",
+ASKED = asked(
     C=0.5,
     B=200,
     D=10_000,

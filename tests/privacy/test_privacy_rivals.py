@@ -7,19 +7,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.plans import asked
 
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy.events import unit_mu
 from dpzv.privacy.gdp import mu_of
-from dpzv.privacy.plan import PlanRequest, PrivacyPlan, plan_from_json, plan_to_json
+from dpzv.privacy.plan import PrivacyPlan, plan_from_json, plan_to_json
 from dpzv.privacy.planning import make_plan
 from dpzv.privacy.statement import statement
 
-ASKED = PlanRequest(
-    epsilon=1.0,
+ASKED = asked(
     delta_dp=1e-5,
-    accounting="exact",
-    neighbours="replace-one",
     protects="labels",
     C=0.5,
     B=100,
@@ -28,9 +26,7 @@ ASKED = PlanRequest(
     T=700,
     participations=14,
     min_batch=64,
-    head_rule="frozen",
     starts=("random",) * 7,
-    start_share=0.0,
     C_h=2.0,
 )
 RIVALS = ("vafl", "zoo-vfl", "vfl-czofo")

@@ -14,34 +14,27 @@ import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.plans import asked
 
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy.accountant import Composition, SampledHead, epsilon_of_parts
 from dpzv.privacy.events import ReleaseEvent
 from dpzv.privacy.gdp import epsilon_of, mu_of
 from dpzv.privacy.ledger import Ledger
-from dpzv.privacy.plan import PlanRequest, PrivacyPlan
+from dpzv.privacy.plan import PrivacyPlan
 from dpzv.privacy.planning import make_plan
 from dpzv.privacy.spent import parents_of, read_ledger, spent
 from dpzv.terms import NoiseSourceName
 
 D, B = 120, 10
-ASKED = PlanRequest(
-    epsilon=1.0,
+ASKED = asked(
     delta_dp=1e-5,
-    accounting="exact",
-    neighbours="replace-one",
-    protects="records",
-    C=1.0,
     B=B,
     D=D,
     M=2,
     T=48,
     participations=4,
-    min_batch=2,
-    head_rule="frozen",
     starts=("random", "random"),
-    start_share=0.0,
 )
 HEAD: dict[str, Any] = {"head_rule": "dp-sgd", "head_batch": 24, "head_steps": 40, "head_share": 0.5}
 

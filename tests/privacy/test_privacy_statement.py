@@ -7,19 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.plans import asked
 
 from dpzv.privacy.gdp import advantage, epsilon_of, mu_of, tpr_at_fpr
-from dpzv.privacy.plan import PlanRequest
 from dpzv.privacy.planning import make_plan
 from dpzv.privacy.statement import Statement, statement
 from dpzv.terms import NoiseSourceName
 
-ASKED = PlanRequest(
-    epsilon=1.0,
-    delta_dp=1e-6,
-    accounting="exact",
-    neighbours="replace-one",
-    protects="records",
+ASKED = asked(
     C=0.5,
     B=512,
     D=60_000,
@@ -27,7 +22,6 @@ ASKED = PlanRequest(
     T=600,
     participations=7,
     min_batch=64,
-    head_rule="frozen",
     starts=("random", "dp-pca"),
     start_share=0.2,
 )

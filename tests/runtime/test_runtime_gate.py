@@ -13,12 +13,12 @@ from dpzv import recipes
 from dpzv.data import catalogue
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
-from dpzv.privacy.plan import PlanRequest
 from dpzv.privacy.planning import make_plan
 from dpzv.runtime import checkpoint
 from dpzv.runtime.gate import BLOCK, SHARE, Gate
 from dpzv.runtime.networks import make_networks
 from dpzv.runtime.run import run
+from tests.plans import asked
 
 D, B, T = 400, 20, 300
 
@@ -26,25 +26,15 @@ D, B, T = 400, 20, 300
 def gate_of(folder: Path, steps: int, noise: NoiseSource, *, again: bool = False) -> Gate:
     """A gate on a new ledger for `steps` head steps in T rounds, or on the one that is there."""
     plan = make_plan(
-        PlanRequest(
-            epsilon=1.0,
-            delta_dp=1e-6,
-            accounting="exact",
-            neighbours="replace-one",
-            protects="records",
-            C=1.0,
+        asked(
             B=B,
             D=D,
-            M=1,
             T=T,
             participations=T * B // D,
-            min_batch=2,
             head_rule="dp-sgd",
             head_batch=D,
             head_steps=steps,
             head_share=0.4,
-            starts=("random",),
-            start_share=0.0,
         )
     )
     make = Ledger.open if again else Ledger.create

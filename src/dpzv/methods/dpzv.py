@@ -23,15 +23,12 @@ from numpy.typing import NDArray
 
 from dpzv.methods import rules
 from dpzv.methods.rules import Answer, Question, require_numbers
-from dpzv.methods.steps import Directions, Steps, zo_step
+from dpzv.methods.steps import Directions, Steps, still, zo_step
 from dpzv.zo.clipping import clipped_sum
 from dpzv.zo.estimator import delta_zo
 from dpzv.zo.perturb import two_point
 
 __all__ = ["DeviceRule", "ServerRule"]
-
-
-HALF = np.float32(0.5)
 
 
 class DeviceRule(rules.DeviceRule):
@@ -40,7 +37,7 @@ class DeviceRule(rules.DeviceRule):
     def __init__(self, network: torch.nn.Module, *, m: int, seed: int, lam: float, steps: Steps) -> None:
         self.network = network
         self._u, self._lam, self._steps = Directions(network, seed, "direction", m), lam, steps
-        self.velocity = self._u.zeros() if steps.momentum else []
+        self.velocity = still(network) if steps.momentum else []
 
     def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
         """h_plus and h_minus [B, k] of the batch `x` at `position` of the device's schedule."""
@@ -73,8 +70,6 @@ class ServerRule(rules.ServerRule):
             f_plus = self.loss(self.rule.output(asked.t, rows, lam), y)
             asked.put(h_minus)
             f_minus = self.loss(self.rule.output(asked.t, rows, -lam), y)
-        middle = np.multiply(h_plus, HALF)
-        middle += np.multiply(h_minus, HALF)
-        asked.put(middle)
+        asked.put(0.5 * h_plus + 0.5 * h_minus)
         clipped = clipped_sum(delta_zo(f_plus, f_minus, lam), self.C, asked.contributes)
         return Answer(np.array([clipped.total]), clipped.grid, divisor=len(h_plus))

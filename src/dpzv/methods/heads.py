@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dpzv.errors import ConfigError
-from dpzv.methods.steps import Directions, Steps, sgd_step, zo_step
+from dpzv.methods.steps import Directions, Steps, sgd_step, still, zo_step
 from dpzv.models.losses import Loss
 from dpzv.terms import HeadRuleName
 from dpzv.zo.estimator import delta_zo
@@ -61,7 +61,7 @@ class _Moving(Frozen):
     def __init__(self, head: torch.nn.Module, steps: Steps, seed: int) -> None:
         super().__init__(head)
         self._u, self._steps = Directions(head, seed, "direction", 0), steps
-        self.velocity = self._u.zeros() if steps.momentum else []
+        self.velocity = still(head) if steps.momentum else []
 
     def _zo_step(self, t: int, Delta: float) -> None:
         zo_step(self.velocity, self._u(t), Delta, self._steps, t)

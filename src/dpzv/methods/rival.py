@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpzv.methods.rules import DeviceRule
-from dpzv.methods.steps import Steps, sgd_step, trainable
+from dpzv.methods.steps import Steps, sgd_step, still, trainable
 
 __all__ = ["FirstOrder", "Rival", "Uplink"]
 
@@ -49,7 +49,7 @@ class Rival(DeviceRule):
         self, network: torch.nn.Module, *, m: int, seed: int, lam: float, steps: Steps, uplink: Uplink
     ) -> None:
         self.network = network
-        self.velocity = [torch.zeros_like(w) for w in trainable(network)] if steps.momentum else []
+        self.velocity = still(network) if steps.momentum else []
         self._m, self._seed, self._lam, self._steps, self._uplink = m, seed, lam, steps, uplink
 
     def fill(self, x: torch.Tensor, start: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from dpzv.terms import Schedule
 from dpzv.zo.directions import Direction, layout
 from dpzv.zo.perturb import momentum_step, step
 
-__all__ = ["Directions", "Steps", "sgd_step", "trainable", "zo_step"]
+__all__ = ["Directions", "Steps", "sgd_step", "still", "trainable", "zo_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,11 @@ def trainable(module: torch.nn.Module) -> list[torch.Tensor]:
     return layout(module).parameters
 
 
+def still(module: torch.nn.Module) -> list[torch.Tensor]:
+    """A velocity that has not moved yet."""
+    return [torch.zeros_like(w) for w in trainable(module)]
+
+
 class Directions:
     """The directions of a module by number; the last one is kept for the step that follows its evaluation."""
 
@@ -52,10 +57,6 @@ class Directions:
             self._last = None  # the memory of the one before goes first
             self._last = number, Direction(self._layout, seed_of(*self._name, number))
         return self._last[1]
-
-    def zeros(self) -> list[torch.Tensor]:
-        """A velocity that has not moved yet."""
-        return [torch.zeros_like(w) for w in self._layout.parameters]
 
 
 def zo_step(velocity: list[torch.Tensor], u: Direction, Delta: float, steps: Steps, t: int) -> None:

@@ -23,9 +23,6 @@ MAX_FRAME = 1 << 28
 """Bytes of the largest frame that is decoded; anything larger is refused unread."""
 
 
-HALF = np.float32(0.5)
-
-
 class _Wire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     pass
 
@@ -90,7 +87,7 @@ class Codec:
             arrays = message.h
             if self._half and len(arrays) == 2:
                 with np.errstate(over="ignore", invalid="ignore"):
-                    arrays = (arrays[0] + arrays[1]) * HALF, (arrays[0] - arrays[1]) / (self._lam + self._lam)
+                    arrays = (arrays[0] + arrays[1]) * 0.5, (arrays[0] - arrays[1]) / (self._lam + self._lam)
             packed = tuple(self._pack(h) for h in arrays)
             wire = _Embeddings(message.m, message.position, _shape(arrays[0]), packed)
         elif isinstance(message, Fill):
