@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+import typer.main
+from typer.testing import CliRunner
 
 from dpzv import __version__
+from dpzv.cli.main import app
 from tests.cli.conftest import Cli
 
 SUMMARY_KEYS = """
@@ -110,7 +115,7 @@ def test_no_privacy_is_said_plainly(cli: Cli) -> None:
     assert "no privacy was asked for" in summary["guarantee_why"]
 
 
-def test_lists_and_help(cli: Cli) -> None:
+def test_lists(cli: Cli) -> None:
     assert cli("--version").stdout.strip() == f"dpzv {__version__}"
     listed = cli("recipes").stdout
     for name in ("flights", "digits", "breast-cancer", "mnist"):
@@ -118,16 +123,22 @@ def test_lists_and_help(cli: Cli) -> None:
         assert name in cli("data", "list").stdout
     assert "rounds" in cli("recipes", "mnist").stdout
     assert set(json.loads(cli("recipes", "--json").stdout)) >= {"flights", "mnist"}
-    for command in (
-        ["train"],
-        ["resume"],
-        ["recipes"],
-        ["audit"],
-        ["data", "list"],
-        ["data", "fetch"],
-        ["privacy", "convert"],
-        ["privacy", "plan"],
-        ["privacy", "spent"],
-        ["privacy", "theory"],
-    ):
-        assert "Example: dpzv" in cli(*command, "--help").stdout
+
+
+def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command, those of groups included."""
+    if not isinstance(group, click.Group):
+        yield path
+        return
+    for name, command in group.commands.items():
+        yield from commands(command, (*path, name))
+
+
+def test_every_help_page_has_an_example_and_no_markup() -> None:
+    found = list(commands(typer.main.get_command(app)))
+    assert ("compare",) in found
+    assert ("keys", "issue") in found
+    for path in found:
+        shown = CliRunner().invoke(app, [*path, "--help"]).output
+        assert "Example: dpzv" in shown, path
+        assert "\\" not in shown, path

@@ -6,6 +6,7 @@ import sys
 from typing import Annotated, NoReturn
 
 import typer
+import typer.core
 
 from dpzv import __version__
 from dpzv.cli import audit, compare, data, keys, network, privacy, recipes, train, tune
@@ -13,6 +14,7 @@ from dpzv.errors import DpzvError
 
 __all__ = ["app", "main"]
 
+typer.core.HAS_RICH = False  # typer 0.20 would write defaults as "\\[default: 1]", for a colour mode not used here
 app = typer.Typer(
     name="dpzv",
     help="Differentially private learning between organisations that hold different columns.",
