@@ -24,13 +24,13 @@ from dpzv.network.peers import Peers
 from dpzv.network.session import Session
 from dpzv.network.wire import Rows, pack_message, unpack
 from dpzv.protocol.device import Device
-from dpzv.protocol.messages import Embeddings, Release
+from dpzv.protocol.messages import Embeddings, Pending, Release
 from dpzv.protocol.server import Server
 from dpzv.runtime.record import RunFolder
 from dpzv.runtime.run import make_noise
 from dpzv.runtime.simulate import exactly
 
-__all__ = ["ROUNDS", "ConstantGuest", "Parts", "config_of", "labels_of", "records", "without_head"]
+__all__ = ["ROUNDS", "ConstantGuest", "Parts", "config_of", "hollow", "labels_of", "records", "without_head"]
 
 B, K, D, WIDTH, OUTPUTS = 512, 16, 20_000, 16, 10
 ROUNDS = {1: 2000, 7: 4000}
@@ -97,13 +97,38 @@ def without_head(server: Server) -> None:
     server.rule = dpzv.ServerRule(head, _ConstantHead(head), lambda output, y: _LOSSES, C)
 
 
+def hollow(session: Session) -> None:
+    """Take everything out of the rounds but frames, turns and sending: no sum, no table, no noise, no ledger."""
+    server, nothing = session.server, np.zeros(1)
+
+    def ask(message: Embeddings, contributes: None) -> Pending:
+        return Pending(server.t + 1, message.m, message.position, B, nothing, 1.0, B)
+
+    def accept(release: Release, head_steps: int) -> None:
+        server.t = release.t
+        server.positions[release.m - 1] += 1
+
+    def submit(pending: Pending, frame_xxh3: bytes) -> Release:
+        return Release(pending.t, pending.m, pending.position, nothing)
+
+    vars(server).update(ask=ask, accept=accept)
+    vars(session.rounds._gate).update(submit=submit, contributes=lambda t, message: None, head_steps=lambda t: 0)
+    vars(session.rounds._folder).update(transcript=lambda *line: None)
+
+
 class ConstantGuest(Guest):
-    """A device whose network is not evaluated."""
+    """A device whose network is not evaluated; where it is `hollow`, it has no features and takes no steps either."""
+
+    hollow = False
 
     def _build(self, rows: Rows) -> None:
         super()._build(rows)
-        assert self._device is not None
-        self._device.rule = _ConstantRule(self._device.rule)
+        device = self._device
+        assert device is not None
+        device.rule = rule = _ConstantRule(device.rule)
+        if self.hollow:
+            vars(rule).update(update=lambda Delta, position, t: None)
+            vars(device).update(_batch=lambda position: None)
 
 
 class Parts:

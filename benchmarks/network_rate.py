@@ -4,7 +4,9 @@ The server is here, the devices are in processes of their own (seven in two), al
 processes, the same gRPC settings and frames of the same sizes, and does nothing but read and write. In the run, outputs
 and losses of all networks, the server's head among them, are constants; what surrounds them is not: rows and features
 are gathered, differences clipped and summed, weights moved, frames hashed, releases admitted and stored. Slices of
-run and echo alternate, so that a noisy machine disturbs both alike; the figure is the ratio of the median rates.
+run and echo alternate, so that a noisy machine disturbs both alike; the figure is the median of the ratios of
+neighbouring slices. A hollow run shows the most that could be reached: frames are packed, checked, put in turn and
+answered, and nothing is computed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import grpc
 import torch
 
 from benchmarks.bar import Row
-from benchmarks.network_parts import ROUNDS, ConstantGuest, Parts, config_of, labels_of, records, without_head
+from benchmarks.network_parts import ROUNDS, ConstantGuest, Parts, config_of, hollow, labels_of, records, without_head
 from dpzv import config as configuration
 from dpzv.network.credentials import Credentials, channel_credentials, server_credentials
 from dpzv.network.guest import Features
@@ -40,10 +42,8 @@ from dpzv.runtime.record import RunFolder
 __all__ = ["rows"]
 
 PROCESSES = {1: 1, 7: 2}
-SLICES = 3
+SLICES = 9
 BARS = {"seeded": 0.7, "exact": 0.4}
-SPIN = {"server": 100e-6, "device": 50e-6}
-"""Seconds a round that the two sides of the busy echo spin away: what a bar of 0.7 leaves for a round, about."""
 FOLDER = "."  # the disk under test, as in ledger_rate
 
 
@@ -52,14 +52,18 @@ class _ConstantHost(Host):
     def rounds(self) -> int:
         return self._session.server.t if self._session is not None else 0
 
+    hollow = False
+
     async def _train(self, session: Session) -> dict[str, Any] | None:
         without_head(session.server)
+        if self.hollow:
+            hollow(session)
         return await super()._train(session)
 
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """What the devices of one process are told: a run, or without `noise` the echo of `up` bytes that spins a while."""
+    """What the devices of one process are told: a run, hollow or not, or without `noise` the echo of `up` bytes."""
 
     M: int
     devices: tuple[int, ...]
@@ -67,14 +71,8 @@ class _Slice:
     folder: Path
     keys: Path
     noise: str
+    hollow: bool
     up: int
-    spin: float
-
-
-def _spin(seconds: float) -> None:
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass
 
 
 def _credentials(keys: Path, name: str) -> Credentials:
@@ -87,6 +85,7 @@ async def _take_part(asked: _Slice, m: int) -> None:
     credentials = partial(channel_credentials, _credentials(asked.keys, name))
     if asked.noise:
         guest = ConstantGuest(config_of(asked.M, asked.noise), Features(*records(m)), asked.folder / name)
+        guest.hollow = asked.hollow
         await guest.run(address, credentials, server="server")
         return
     channel, frames = open_stream(address, credentials(), "server")
@@ -94,7 +93,6 @@ async def _take_part(asked: _Slice, m: int) -> None:
     frame = secrets.token_bytes(asked.up)
     with suppress(*LOST):
         while True:
-            _spin(asked.spin)
             await stream.write(frame)
             if len(await stream.read()) == 1:
                 break
@@ -116,8 +114,8 @@ def _devices(orders: Connection) -> None:
 class _Echo:
     """What any server over this link does at least: read a frame, send another."""
 
-    def __init__(self, total: int, down: int, spin: float) -> None:
-        self.rounds, self._total, self._answer, self._spin = 0, total, secrets.token_bytes(down), spin
+    def __init__(self, total: int, down: int) -> None:
+        self.rounds, self._total, self._answer = 0, total, secrets.token_bytes(down)
 
     async def talk(self, frames: Frames) -> None:
         """One device; it is told by a frame of one byte that all frames are echoed."""
@@ -126,7 +124,6 @@ class _Echo:
             if await stream.read() is grpc.aio.EOF:
                 return
             self.rounds += 1
-            _spin(self._spin)
             await stream.write(self._answer)
         await stream.read()
         await stream.write(b".")
@@ -158,17 +155,18 @@ class _Town:
             self._pipes.append(here)
 
     async def rate(self, way: str, up: int, down: int) -> float:
-        """Rounds per second of a run with noise of kind `way`, or of the echo, or of the busy echo."""
-        noise, spin = way if way in BARS else "", SPIN if way == "busy echo" else dict.fromkeys(SPIN, 0.0)
+        """Rounds per second of a run with noise of kind `way`, or of the echo, or of a hollow run."""
+        noise = {"echo": "", "hollow": "seeded"}.get(way, way)
         out = self._folder / secrets.token_hex(4)
         finished, credentials = asyncio.Event(), server_credentials(_credentials(self._folder, "server"))
         server: _ConstantHost | _Echo
         if noise:
             config = config_of(self._M, noise)
             server = _ConstantHost(config, labels_of(), RunFolder.create(out / "server", configuration.render(config)))
+            server.hollow = way == "hollow"
             serving: asyncio.Task[Any] = asyncio.create_task(server.run("127.0.0.1:0", credentials))
         else:
-            server = _Echo(ROUNDS[self._M], down, spin["server"])
+            server = _Echo(ROUNDS[self._M], down)
             serving = asyncio.create_task(server.run(credentials, finished))
         while not server.port:
             if serving.done():
@@ -176,7 +174,7 @@ class _Town:
             await asyncio.sleep(0.01)
         for i, pipe in enumerate(self._pipes):
             devices = tuple(range(1 + i, self._M + 1, len(self._pipes)))
-            pipe.send(_Slice(self._M, devices, server.port, out, self._folder, noise, up, spin["device"]))
+            pipe.send(_Slice(self._M, devices, server.port, out, self._folder, noise, way == "hollow", up))
         rate = await self._watched(server, serving)
         for pipe in self._pipes:
             await asyncio.to_thread(pipe.recv)
@@ -197,13 +195,13 @@ class _Town:
         return (last - first) / (end - start)
 
 
-async def _rates(town: _Town, up: int, down: int) -> dict[str, float]:
-    """Median rates of the echo, of the busy echo and of the runs with seeded and exact noise."""
-    found: dict[str, list[float]] = {"echo": [], "busy echo": [], **{noise: [] for noise in BARS}}
+async def _rates(town: _Town, up: int, down: int) -> dict[str, list[float]]:
+    """Rates of the echo, of a hollow run and of the runs with seeded and exact noise, slice by slice."""
+    found: dict[str, list[float]] = {"echo": [], "hollow": [], **{noise: [] for noise in BARS}}
     for _ in range(SLICES):
         for way, rates in found.items():
             rates.append(await town.rate(way, up, down))
-    return {way: statistics.median(rates) for way, rates in found.items()}
+    return found
 
 
 def _shares(parts: dict[str, float], rate: float, echo: float) -> str:
@@ -227,12 +225,15 @@ def rows() -> list[Row]:
                 with ExitStack() as closing:
                     parts[noise], up, down = Parts(M, noise, Path(name) / noise, closing).measure(300)
             rates = asyncio.run(_rates(_Town(M, Path(name), stack), up, down))
-        echo = rates["echo"]
+        echo = statistics.median(rates["echo"])
         print(f"network, {M} devices: echo {echo:.0f} rounds/s, {up} bytes up, {down} down", file=sys.stderr)
-        spun = " and ".join(f"{1e6 * seconds:.0f} us at the {side}" for side, seconds in SPIN.items())
-        print(f"  the same with {spun} spun away: {rates['busy echo'] / echo:.2f} of its rate", file=sys.stderr)
-        for noise, bar in BARS.items():
-            shares = _shares(parts[noise], rates[noise], echo)
-            print(f"  {noise}: {rates[noise]:.0f} rounds/s: {shares}", file=sys.stderr)
-            found.append(Row(f"network: rounds over echoes, M={M}, {noise}", rates[noise] / echo, bar, most=False))
+        for way in ("hollow", *BARS):
+            rate = statistics.median(rates[way])
+            over = sorted(mine / bare for mine, bare in zip(rates[way], rates["echo"], strict=True))
+            middle = statistics.median(over)
+            shares = f": {_shares(parts[way], rate, echo)}" if way in parts else ""
+            told = f"{rate:.0f} rounds/s, {middle:.2f} ({over[0]:.2f} to {over[-1]:.2f}) of the echoes"
+            print(f"  {way}: {told}{shares}", file=sys.stderr)
+            if way in BARS:
+                found.append(Row(f"network: rounds over echoes, M={M}, {way}", middle, BARS[way], most=False))
     return found
