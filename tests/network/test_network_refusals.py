@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from federation import NAMES, Parties, config_of
 
+from dpzv.config import Config
 from dpzv.errors import PrivacyRefused
 from dpzv.network.credentials import channel_credentials, server_credentials
 from dpzv.network.handshakes import refusals_logged
@@ -44,12 +45,14 @@ def embeddings(m: int, position: int, rows: int, arrays: int = 2) -> bytes:
     return pack_message(CODEC, Embeddings(m, position, (np.zeros((rows, WIDTH), np.float32),) * arrays))
 
 
-async def said(parties: Parties, port: int, name: str, frames: list[bytes], when: str = "rows") -> str:
+async def said(
+    parties: Parties, port: int, name: str, frames: list[bytes], when: str = "rows", config: Config = CONFIG
+) -> str:
     """Connect as `name`, say `frames` once the rows are known (or the rounds begin); the server's goodbye."""
     channel, stream = open_stream(f"127.0.0.1:{port}", channel_credentials(parties.credentials(name)), "server")
     m, D, D_test = NAMES.index(name) + 1, 0, 0
     hashes = parties.features[m - 1].hashes.tobytes()
-    await stream.write(pack(hello(CONFIG, "", 0, hashes)))
+    await stream.write(pack(hello(config, "", 0, hashes)))
     try:
         while True:
             message = unpack(CODEC, await asyncio.wait_for(stream.read(), 30))
@@ -233,6 +236,25 @@ def test_ids_that_are_there_twice_are_refused(
     caplog.set_level("INFO", "dpzv")
     assert "could not be aligned" in asyncio.run(refused(parties, tmp_path, act))
     assert "3" in next(r.getMessage() for r in caplog.records if r.levelname == "ERROR")
+
+
+def test_a_private_start_that_was_lost_is_not_drawn_again(parties: Parties, tmp_path: Path) -> None:
+    """A device without its folder may come back (`test_network_schedules.py`), but not where its start had noise."""
+    starts = ("devices.model=linear", "devices.start=dp-pca", "devices.R=8", "privacy.epsilon=8")
+    config = config_of("head.rule=frozen", "train.rounds=8", *starts)
+    assert asyncio.run(parties.together(config, tmp_path)) is not None
+
+    async def come_back() -> str:
+        host = parties.host(config, tmp_path / "server")
+        serving = asyncio.create_task(host.run("127.0.0.1:0", server_credentials(parties.credentials("server"))))
+        while not host.port:
+            await asyncio.sleep(0.01)
+        reason = await said(parties, host.port, "east", [], config=config)
+        host.stop()
+        await serving
+        return reason
+
+    assert "lost its folder, and with it its private start" in asyncio.run(come_back())
 
 
 def test_no_more_is_released_than_was_planned(parties: Parties, tmp_path: Path) -> None:

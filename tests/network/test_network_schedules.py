@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -115,6 +116,14 @@ def both_killed(run: Town) -> None:
         run.signal(name, signal.SIGKILL)
 
 
+def folder_lost(run: Town) -> None:
+    """A device's machine is replaced: only its keys and records come back."""
+    run.until(lambda: run.releases() > 40)
+    run.signal("east", signal.SIGKILL)
+    run.until(lambda: run.exit_code("east") is not None)
+    shutil.rmtree(run.folder / "east" / "out")
+
+
 def server_killed_while_a_device_is_frozen(run: Town) -> None:
     run.until(lambda: run.releases() > 40)
     run.signal("east", signal.SIGSTOP)
@@ -184,6 +193,7 @@ SCHEDULES = (
     Schedule("disk full: checkpoint", most=300_000, says="state.safetensors could not be written", config=WIDE),
     Schedule("disk full: alignment", most=100_000, says="alignment.safetensors could not be written"),
     Schedule("disk full: by others", act=disk_fills, says="could not be written"),
+    Schedule("device killed, its folder lost", act=folder_lost),
     Schedule("server and device killed at once", act=both_killed),
     Schedule("server killed while a device is frozen", act=server_killed_while_a_device_is_frozen),
     Schedule(
