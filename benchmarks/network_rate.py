@@ -48,11 +48,11 @@ FOLDER = "."  # the disk under test, as in ledger_rate
 
 
 class _ConstantHost(Host):
+    hollow = False
+
     @property
     def rounds(self) -> int:
         return self._session.server.t if self._session is not None else 0
-
-    hollow = False
 
     async def _train(self, session: Session) -> dict[str, Any] | None:
         without_head(session.server)

@@ -1,4 +1,4 @@
-"""A process that writes to a ledger until something ends it: ``python ledger_child.py WHAT PATH``."""
+"""A process that writes to a ledger until something ends it: ``python -m tests.privacy.ledger_child WHAT PATH``."""
 
 from __future__ import annotations
 
@@ -8,36 +8,25 @@ import resource
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.plans import asked
 
 from dpzv.errors import DiskError
 from dpzv.privacy.events import ReleaseEvent
 from dpzv.privacy.ledger import Ledger
-from dpzv.privacy.plan import PlanRequest
 from dpzv.privacy.planning import make_plan
 
+ROOT = Path(__file__).parents[2]
 D, B, T = 500, 50, 1_000_000
-PLAN = make_plan(
-    PlanRequest(
-        epsilon=1.0,
-        delta_dp=1e-6,
-        accounting="exact",
-        neighbours="replace-one",
-        protects="records",
-        C=1.0,
-        B=B,
-        D=D,
-        M=1,
-        T=T,
-        participations=100_000,
-        min_batch=2,
-        head_rule="frozen",
-        starts=("random",),
-        start_share=0.0,
-    )
-)
+PLAN = make_plan(asked(B=B, D=D, T=T, participations=100_000))
+
+
+def child(what: str, path: Path) -> dict[str, Any]:
+    """How to start it: arguments of `subprocess`."""
+    return {"args": [sys.executable, "-m", "tests.privacy.ledger_child", what, str(path)], "cwd": ROOT, "text": True}
 
 
 def ids_of(m: int, position: int) -> NDArray[np.int64]:

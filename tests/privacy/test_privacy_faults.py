@@ -6,20 +6,14 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import ledger_child
 import pytest
-from ledger_child import create, frame, reopen, write
+from tests.privacy.ledger_child import child, create, frame, reopen, write
 
 from dpzv.errors import DiskError
 from dpzv.privacy.ledger import Ledger
-
-
-def child(what: str, path: Path) -> list[str]:
-    return [sys.executable, str(ledger_child.__file__), what, str(path)]
 
 
 def test_a_killed_process_never_loses_an_acknowledged_release(tmp_path: Path) -> None:
@@ -28,7 +22,7 @@ def test_a_killed_process_never_loses_an_acknowledged_release(tmp_path: Path) ->
     acknowledged: dict[int, str] = {}
     kills = (1, 7, 40)
     for rounds in kills:
-        process = subprocess.Popen(child("acknowledge", path), stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(**child("acknowledge", path), stdout=subprocess.PIPE)
         assert process.stdout is not None
         with process.stdout as lines:
             read = [lines.readline() for _ in range(rounds)]
@@ -52,7 +46,7 @@ def test_a_killed_process_never_loses_an_acknowledged_release(tmp_path: Path) ->
 def test_without_durability_flushed_rows_outlive_the_process(tmp_path: Path) -> None:
     """What was flushed is there after a sudden end, what was not is gone, and the run can go on."""
     path = tmp_path / "ledger.sqlite"
-    assert subprocess.run(child("flush", path), check=False).returncode == 9
+    assert subprocess.run(**child("flush", path), check=False).returncode == 9
     with reopen(path, durable=False, at_least=20) as ledger:
         assert ledger.last_t == 19
         write(ledger, 20)
@@ -124,7 +118,7 @@ def test_a_full_disk_at_creation_leaves_nothing_behind(small_disk: Path) -> None
 def test_a_file_size_limit_is_a_disk_error(tmp_path: Path) -> None:
     """The same failure without root: the system does not let the file grow."""
     path = tmp_path / "ledger.sqlite"
-    found = subprocess.run(child("grow", path), capture_output=True, text=True, check=False)
+    found = subprocess.run(**child("grow", path), capture_output=True, check=False)
     assert found.returncode == DiskError.exit_code, found.stderr
     written, counted, sentence = found.stdout.split(maxsplit=2)
     assert int(counted) == int(written) + 1 > 10  # the one that could not be stored is counted, never the other way

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import ledger_child
 import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.plans import asked
+from tests.privacy import ledger_child
 
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy.accountant import Composition, SampledHead, epsilon_of_parts
@@ -208,8 +207,7 @@ def test_a_live_ledger_is_read_without_disturbing_it(tmp_path: Path) -> None:
 
 def test_the_ledger_of_a_killed_run_is_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
-    command = [sys.executable, str(ledger_child.__file__), "acknowledge", str(path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(**ledger_child.child("acknowledge", path), stdout=subprocess.PIPE)
     assert process.stdout is not None
     with process.stdout as lines:
         read = [lines.readline() for _ in range(20)]

@@ -97,7 +97,7 @@ class Server:
             finite = np.logical_and.reduce([_finite(h) for h in arrays])
             arrays = tuple(_zeroed(h, finite) for h in arrays)
             contributes = finite if contributes is None else finite & contributes
-        rows, y = self.table.rows_of_others(ids), gather(self.y_train, ids)
+        rows, y = self.table.rows(ids), gather(self.y_train, ids)
         columns, lam = self.table.columns(m), self._lams[m - 1]
         answer = self.rule.answer(Question(t, m, message.position, rows, columns, arrays, y, lam, contributes))
         pending = Pending(t, m, message.position, len(ids), answer.totals, answer.grid, answer.divisor)

@@ -39,12 +39,13 @@ class Table:
         return self._columns[m - 1]
 
     def rows(self, ids: NDArray[np.int64]) -> torch.Tensor:
-        """A copy [B, sum(widths)] of the rows of `ids`."""
-        return gather(self.h, ids) if self._h is None else torch.from_numpy(self._h.take(ids, axis=0))
+        """A copy [B, sum(widths)] of the rows of `ids`, in which the caller replaces the columns of one device.
 
-    def rows_of_others(self, ids: NDArray[np.int64]) -> torch.Tensor:
-        """The same, for a caller who replaces one device's columns: where there are no others, nothing is read."""
-        return self.rows(ids) if len(self.widths) > 1 else self.h.new_empty(len(ids), *self.widths)
+        Where there is only one device, nothing is read.
+        """
+        if len(self.widths) == 1:
+            return self.h.new_empty(len(ids), *self.widths)
+        return gather(self.h, ids) if self._h is None else torch.from_numpy(self._h.take(ids, axis=0))
 
     def put(self, m: int, ids: slice, h: NDArray[np.float32], time: int) -> None:
         """Store device m's embeddings of the records `ids`, made at device time `time`."""
