@@ -19,7 +19,7 @@ from dpzv import recipes
 from dpzv.config import Config, merge, parse, set_key
 from dpzv.protocol.messages import Evaluation, Fill
 from dpzv.runtime.build import assemble, plan_of
-from dpzv.runtime.networks import make_networks
+from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import load_data, make_noise
 
 __all__ = ["accuracy", "main"]

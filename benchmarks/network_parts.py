@@ -18,16 +18,16 @@ from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.methods import dpzv, rules
 from dpzv.methods.heads import Frozen
-from dpzv.network.guest import Features, Guest
-from dpzv.network.meeting import Labels, Meeting
+from dpzv.network.alignment_state import AlignmentState, LabelRecords
+from dpzv.network.device_party import DeviceParty, FeatureRecords
 from dpzv.network.peers import Peers
 from dpzv.network.session import Session
 from dpzv.network.wire import Rows, pack_message, unpack
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Embeddings, Pending, Release
 from dpzv.protocol.server import Server
-from dpzv.runtime.record import RunFolder
 from dpzv.runtime.run import make_noise
+from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import exactly
 
 __all__ = ["ROUNDS", "ConstantGuest", "Parts", "config_of", "hollow", "labels_of", "records", "without_head"]
@@ -59,9 +59,9 @@ def records(m: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     return hashes, np.random.default_rng(m).standard_normal((D, WIDTH), dtype=np.float32)
 
 
-def labels_of() -> Labels:
+def labels_of() -> LabelRecords:
     """Random labels of the records that all parties share."""
-    return Labels(records(0)[0], np.random.default_rng(0).integers(0, OUTPUTS, D), "classes", OUTPUTS, "random")
+    return LabelRecords(records(0)[0], np.random.default_rng(0).integers(0, OUTPUTS, D), "classes", OUTPUTS, "random")
 
 
 class _ConstantRule(rules.DeviceRule):
@@ -93,8 +93,8 @@ _OUTPUT, _LOSSES = torch.zeros(B, OUTPUTS), torch.zeros(B)
 
 def without_head(server: Server) -> None:
     """Take head and loss out of the rounds; all that is around them stays."""
-    head, C = server.rule.head, server.rule.C
-    server.rule = dpzv.ServerRule(head, _ConstantHead(head), lambda output, y: _LOSSES, C)
+    head, C = server.method.head, server.method.C
+    server.method = dpzv.DpzvServer(head, _ConstantHead(head), lambda output, y: _LOSSES, C)
 
 
 def hollow(session: Session) -> None:
@@ -116,7 +116,7 @@ def hollow(session: Session) -> None:
     vars(session.rounds._folder).update(transcript=lambda *line: None)
 
 
-class ConstantGuest(Guest):
+class ConstantGuest(DeviceParty):
     """A device whose network is not evaluated; where it is `hollow`, it has no features and takes no steps either."""
 
     hollow = False
@@ -125,7 +125,7 @@ class ConstantGuest(Guest):
         super()._build(rows)
         device = self._device
         assert device is not None
-        device.rule = rule = _ConstantRule(device.rule)
+        device.method = rule = _ConstantRule(device.method)
         if self.hollow:
             vars(rule).update(update=lambda Delta, position, t: None)
             vars(device).update(_batch=lambda position: None)
@@ -137,18 +137,18 @@ class Parts:
     def __init__(self, M: int, noise: str, folder: Path, stack: ExitStack) -> None:
         config, labels = config_of(M, noise), labels_of()
         run = RunFolder.create(folder, configuration.render(config))
-        meeting = Meeting(folder, labels, M, config.data.holdout, B)
+        alignment = AlignmentState(folder, labels, M, config.data.holdout, B)
         for m in range(1, M + 1):
-            meeting.take(m, labels.hashes.tobytes())
+            alignment.take(m, labels.hashes.tobytes())
         self._folder = run
-        self.session = Session(config, labels, meeting, run, Peers(), stack)
+        self.session = Session(config, labels, alignment, run, Peers(), stack)
         without_head(self.session.server)
         self._noise, self._M = make_noise(config), M
-        self._guests = [ConstantGuest(config, Features(*records(m)), folder / f"{m}") for m in range(1, M + 1)]
+        self._guests = [ConstantGuest(config, FeatureRecords(*records(m)), folder / f"{m}") for m in range(1, M + 1)]
         self._devices: list[Device] = []
         for m, guest in enumerate(self._guests, 1):
             guest._m = m
-            guest._build(meeting.rows(m))
+            guest._build(alignment.rows(m))
             assert guest._device is not None
             self._devices.append(guest._device)
         self._spent: dict[str, float] = {}

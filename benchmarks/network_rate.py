@@ -32,12 +32,12 @@ from benchmarks.bar import Row
 from benchmarks.network_parts import ROUNDS, ConstantGuest, Parts, config_of, hollow, labels_of, records, without_head
 from dpzv import config as configuration
 from dpzv.network.credentials import Credentials, channel_credentials, server_credentials
-from dpzv.network.guest import Features
-from dpzv.network.host import Host
+from dpzv.network.device_party import FeatureRecords
 from dpzv.network.keyfiles import create_authority, issue_party
 from dpzv.network.link import LOST, Frames, listen, open_stream
+from dpzv.network.server_party import ServerParty
 from dpzv.network.session import Session
-from dpzv.runtime.record import RunFolder
+from dpzv.runtime.run_folder import RunFolder
 
 __all__ = ["rows"]
 
@@ -47,7 +47,7 @@ BARS = {"seeded": 0.7, "exact": 0.4}
 FOLDER = "."  # the disk under test, as in ledger_rate
 
 
-class _ConstantHost(Host):
+class _ConstantHost(ServerParty):
     hollow = False
 
     @property
@@ -84,7 +84,7 @@ async def _take_part(asked: _Slice, m: int) -> None:
     address, name = f"127.0.0.1:{asked.port}", f"device-{m}"
     credentials = partial(channel_credentials, _credentials(asked.keys, name))
     if asked.noise:
-        guest = ConstantGuest(config_of(asked.M, asked.noise), Features(*records(m)), asked.folder / name)
+        guest = ConstantGuest(config_of(asked.M, asked.noise), FeatureRecords(*records(m)), asked.folder / name)
         guest.hollow = asked.hollow
         await guest.run(address, credentials, server="server")
         return

@@ -30,17 +30,17 @@ from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data.alignment import keyed
 from dpzv.models.losses import predictions
+from dpzv.network.alignment_state import LabelRecords
 from dpzv.network.credentials import Credentials, channel_credentials, server_credentials
-from dpzv.network.guest import Features, Guest
-from dpzv.network.host import Host
+from dpzv.network.device_party import DeviceParty, FeatureRecords
 from dpzv.network.keyfiles import create_authority, issue_party
-from dpzv.network.meeting import Labels
 from dpzv.network.predict import Predictor
+from dpzv.network.server_party import ServerParty
 from dpzv.protocol.device import CHUNK
 from dpzv.runtime.build import plan_of
-from dpzv.runtime.networks import load_head, make_network
-from dpzv.runtime.record import RunFolder
+from dpzv.runtime.device_networks import load_head, make_network
 from dpzv.runtime.run import make_noise
+from dpzv.runtime.run_folder import RunFolder
 
 __all__ = ["rows"]
 
@@ -73,9 +73,9 @@ def _x(model: str, m: int) -> NDArray[np.float32]:
     return np.random.default_rng(m).standard_normal((N, MODELS[model][0]), dtype=np.float32)
 
 
-def _labels() -> Labels:
+def _labels() -> LabelRecords:
     y = np.random.default_rng(0).integers(0, OUTPUTS, N)
-    return Labels(keyed(IDS, KEY), y, "classes", OUTPUTS, "random")
+    return LabelRecords(keyed(IDS, KEY), y, "classes", OUTPUTS, "random")
 
 
 def _credentials(folder: Path, name: str) -> Credentials:
@@ -87,7 +87,7 @@ def _device(model: str, m: int, folder: Path, orders: Connection) -> None:
     """A process: one device, told again and again to which port it goes; it says how long its processor worked."""
     torch.set_num_threads(1)
     loop = asyncio.new_event_loop()
-    guest = Guest(_config(model), Features(keyed(IDS, KEY), _x(model, m)), folder / NAMES[m - 1])
+    guest = DeviceParty(_config(model), FeatureRecords(keyed(IDS, KEY), _x(model, m)), folder / NAMES[m - 1])
     credentials = partial(channel_credentials, _credentials(folder, NAMES[m - 1]))
     orders.send(0.0)
     while (port := orders.recv()) is not None:
@@ -119,7 +119,7 @@ class _Town:
     async def train(self) -> None:
         """A run to its end."""
         config = _config(self._model)
-        host = Host(config, _labels(), RunFolder.create(self.folder / "server", configuration.render(config)))
+        host = ServerParty(config, _labels(), RunFolder.create(self.folder / "server", configuration.render(config)))
         await self._with_devices(host, partial(host.run, "127.0.0.1:0"))
 
     async def predict(self, ids: list[str], spent: dict[str, float]) -> list[int]:

@@ -19,10 +19,10 @@ from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.data.dataset import Dataset
 from dpzv.runtime.build import Parts, assemble, plan_of
+from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.gate import Gate
-from dpzv.runtime.networks import make_networks
-from dpzv.runtime.record import RunFolder
 from dpzv.runtime.run import make_ledger, make_noise
+from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import Simulation
 
 __all__ = ["rows"]
@@ -57,8 +57,8 @@ def _floor(parts: Parts, ids: NDArray[np.int64], m: int) -> None:
     rows = parts.server.table.rows(ids)
     with torch.no_grad():
         for _ in range(2):
-            device.rule.network(x)
-            parts.server.rule.head(rows)
+            device.method.network(x)
+            parts.server.method.head(rows)
 
 
 def rows() -> list[Row]:

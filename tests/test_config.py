@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from dpzv import recipes
-from dpzv.config import Config, Train, keys, merge, parse, per_device, render, set_key
+from dpzv.config import Config, TrainSection, keys, merge, parse, per_device, render, set_key
 from dpzv.errors import ConfigError
 
 BASE = {"train": {"rounds": 10}}
@@ -105,4 +105,4 @@ def test_one_value_or_one_per_device() -> None:
 
 
 def test_every_default_is_valid() -> None:
-    assert parse(BASE) == Config(train=Train(rounds=10))
+    assert parse(BASE) == Config(train=TrainSection(rounds=10))

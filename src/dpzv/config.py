@@ -33,7 +33,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of all sections: frozen, strict about types, no unknown keys."""
 
 
-class Data(Section, frozen=True):
+class DataSection(Section, frozen=True):
     """Which records are trained on."""
 
     name: str = "flights"  # see `dpzv data list`
@@ -44,7 +44,7 @@ class Data(Section, frozen=True):
     tokens: int = 192  # text: tokens of a record over all devices; longer texts are cut
 
 
-class Devices(Section, frozen=True):
+class DevicesSection(Section, frozen=True):
     """The parties that hold features. Each value is one for all devices, or a list with one per device."""
 
     model: ModelName | tuple[ModelName, ...] = "linear"
@@ -59,7 +59,7 @@ class Devices(Section, frozen=True):
     latency: float | tuple[float, ...] = 0.0  # virtual s each way
 
 
-class Train(Section, frozen=True):
+class TrainSection(Section, frozen=True):
     """The rounds of Algorithm 1, or of a rival's."""
 
     method: MethodName = "dpzv"
@@ -76,7 +76,7 @@ class Train(Section, frozen=True):
     target: tuple[float, ...] = ()  # test metrics whose first passing is recorded (round, bytes, seconds)
 
 
-class Head(Section, frozen=True):
+class HeadSection(Section, frozen=True):
     """The server's own model w_0: two linear layers with ReLU."""
 
     rule: HeadRuleName = "dp-sgd"  # learns beside narrow devices, and may leave the server
@@ -92,7 +92,7 @@ class Head(Section, frozen=True):
     refit_eta: float = 2e-3  # Adam's step, falling to 0 along a cosine
 
 
-class Privacy(Section, frozen=True):
+class PrivacySection(Section, frozen=True):
     """What is promised, and against whom (docs/fidelity.md says how this differs from the paper)."""
 
     epsilon: float = 1.0  # inf: no privacy
@@ -108,27 +108,27 @@ class Privacy(Section, frozen=True):
     start_share: float = 0.05  # share of mu^2 for dp-pca starts; 0.05 costs the releases 2.5 % of their mu
 
 
-class Noise(Section, frozen=True):
+class NoiseSection(Section, frozen=True):
     """Where the noise comes from."""
 
     source: NoiseSourceName = "exact"  # seeded: reproducible, for simulation; then nothing is guaranteed
     where: Where = "downlink"  # uplink: a rival's embeddings, as published; protects nothing about labels
 
 
-class Codec(Section, frozen=True):
+class CodecSection(Section, frozen=True):
     """How embeddings become bytes."""
 
     name: Literal["float32", "float16"] = "float32"
 
 
-class Table(Section, frozen=True):
+class TableSection(Section, frozen=True):
     """The server's table of the latest embeddings."""
 
     start: Literal["fill", "zeros"] = "fill"  # fill: every device uploads all its records once
     path: str = ""  # a file to map the table into, for tables larger than memory
 
 
-class Network(Section, frozen=True):
+class NetworkSection(Section, frozen=True):
     """Devices as processes of their own owners (`dpzv server`, `dpzv device`)."""
 
     devices: tuple[str, ...] = ()  # the names in their certificates; the first is device 1
@@ -138,7 +138,7 @@ class Network(Section, frozen=True):
     patience: float = 3600.0  # s that a run waits for a device it cannot go on without
 
 
-class Runtime(Section, frozen=True):
+class RuntimeSection(Section, frozen=True):
     """Where the run happens."""
 
     kind: Literal["simulate", "network"] = "simulate"
@@ -151,16 +151,16 @@ class Config(Section, frozen=True):
     """The whole tree. `recipe` is the name the run started from."""
 
     recipe: str = ""
-    data: Data = Data()
-    devices: Devices = Devices()
-    train: Train = Train()
-    head: Head = Head()
-    privacy: Privacy = Privacy()
-    noise: Noise = Noise()
-    codec: Codec = Codec()
-    table: Table = Table()
-    network: Network = Network()
-    runtime: Runtime = Runtime()
+    data: DataSection = DataSection()
+    devices: DevicesSection = DevicesSection()
+    train: TrainSection = TrainSection()
+    head: HeadSection = HeadSection()
+    privacy: PrivacySection = PrivacySection()
+    noise: NoiseSection = NoiseSection()
+    codec: CodecSection = CodecSection()
+    table: TableSection = TableSection()
+    network: NetworkSection = NetworkSection()
+    runtime: RuntimeSection = RuntimeSection()
 
 
 Tree = dict[str, Any]

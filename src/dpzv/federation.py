@@ -16,8 +16,8 @@ from dpzv.data.dataset import Dataset, from_arrays
 from dpzv.data.schedule import public_order
 from dpzv.errors import ConfigError
 from dpzv.models.losses import predictions
-from dpzv.runtime.book import Snapshot
-from dpzv.runtime.networks import load_head
+from dpzv.runtime.device_networks import load_head
+from dpzv.runtime.journal import Snapshot
 from dpzv.runtime.run import run
 from dpzv.terms import Task
 

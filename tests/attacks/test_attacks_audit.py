@@ -14,7 +14,7 @@ from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.attacks.audit import CONFIDENCE, STRATEGIES, attack, audit
 from dpzv.attacks.target import Target, target_of
-from dpzv.cli.audit import audit as command
+from dpzv.cli.audit_command import audit as command
 from dpzv.errors import ConfigError, DpzvError, PrivacyRefused
 from dpzv.privacy.noise import ExactNoise
 

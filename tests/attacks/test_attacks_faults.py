@@ -15,7 +15,7 @@ from dpzv.attacks.audit import Finding, attack
 from dpzv.attacks.target import Machine, Target
 from dpzv.data.schedule import BatchSchedule
 from dpzv.methods.dpsgd import DPSGD
-from dpzv.methods.dpzv import ServerRule
+from dpzv.methods.dpzv import DpzvServer
 from dpzv.methods.gradients import clipped_gradient_sum
 from dpzv.methods.heads import OwnSGD
 from dpzv.methods.rules import Answer, Question
@@ -47,7 +47,7 @@ def test_noise_ten_times_too_small_is_found_by_the_matched_filter() -> None:
     assert not run("matched-filter", target()).above
 
 
-class OneSided(ServerRule):
+class OneSided(DpzvServer):
     """The published clip, min(x, C)."""
 
     @torch.no_grad()
@@ -55,7 +55,7 @@ class OneSided(ServerRule):
         losses = []
         for version in asked.h:
             asked.put(version)
-            losses.append(self.loss(self.rule.output(asked.t, asked.rows, asked.lam), asked.y))
+            losses.append(self.loss(self.head_rule.output(asked.t, asked.rows, asked.lam), asked.y))
         terms = torch.from_numpy(delta_zo(losses[0], losses[1], asked.lam)).clamp(max=self.C)
         if asked.contributes is not None:
             terms = torch.where(torch.from_numpy(asked.contributes), terms, 0.0)
@@ -65,8 +65,8 @@ class OneSided(ServerRule):
 
 
 def one_sided(machine: Machine) -> None:
-    rule = machine.server.rule
-    machine.server.rule = OneSided(rule.head, rule.rule, rule.loss, rule.C)
+    rule = machine.server.method
+    machine.server.method = OneSided(rule.head, rule.head_rule, rule.loss, rule.C)
 
 
 def test_a_one_sided_clip_is_found_by_strongly_negative_differences() -> None:
@@ -76,9 +76,9 @@ def test_a_one_sided_clip_is_found_by_strongly_negative_differences() -> None:
 
 def un_noised_head(machine: Machine) -> None:
     """The plan says frozen, the server takes gradient steps all the same."""
-    rule = machine.server.rule
+    rule = machine.server.method
     moving = OwnSGD(rule.head, Steps(eta=1e-3, momentum=0.0, schedule="constant", T=1), SEED, rule.loss)
-    machine.server.rule = ServerRule(rule.head, moving, rule.loss, rule.C)
+    machine.server.method = DpzvServer(rule.head, moving, rule.loss, rule.C)
 
 
 def test_an_un_noised_head_is_found_by_a_huge_embedding() -> None:
@@ -179,7 +179,7 @@ class WeakStep(DPSGD):
 
 def head_of(kind: type[DPSGD]) -> Callable[[Machine], None]:
     def plant(machine: Machine) -> None:
-        machine.server.rule.rule.__class__ = kind
+        machine.server.method.head_rule.__class__ = kind
 
     return plant
 

@@ -23,7 +23,15 @@ from dpzv import recipes
 from dpzv.config import parse as parse_config
 from dpzv.data import flights, rows
 from dpzv.data.columns import Column, encode, of_device
-from dpzv.data.party import Features, Labels, PartyData, in_units, parse, read_features, read_labels
+from dpzv.data.party_records import (
+    FeatureSettings,
+    LabelSettings,
+    PartyData,
+    in_units,
+    parse,
+    read_features,
+    read_labels,
+)
 from dpzv.errors import ConfigError, DataError
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "data.md"
@@ -67,12 +75,12 @@ def put(path: Path, text: str) -> str:
     return str(path)
 
 
-def features(file: str, *columns: Column) -> Features:
-    return Features(file=file, id="id", columns=columns or (column("x", "range", low=0, high=1),))
+def features(file: str, *columns: Column) -> FeatureSettings:
+    return FeatureSettings(file=file, id="id", columns=columns or (column("x", "range", low=0, high=1),))
 
 
-def labels(file: str, **given_settings: Any) -> Labels:
-    return Labels(
+def labels(file: str, **given_settings: Any) -> LabelSettings:
+    return LabelSettings(
         **({"file": file, "id": "id", "label": "y", "task": "binary", "classes": ("no", "yes")} | given_settings)
     )
 
@@ -134,7 +142,7 @@ def test_decimals_are_numbers_and_dates_are_not(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'f' of .* must hold text or whole numbers, but 2 of 2"):
         read_features(features(file, column("f", "category", values=("1.5",))))
     with pytest.raises(DataError, match="ids in column 'f'"):
-        read_features(Features(file=file, id="f", columns=(column("x", "flag"),)))
+        read_features(FeatureSettings(file=file, id="f", columns=(column("x", "flag"),)))
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +296,7 @@ def test_labels_that_make_no_sense_are_refused(given_settings: dict[str, Any], w
 
 def test_features_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least one column"):
-        Features(file="a.csv", id="id", columns=())
+        FeatureSettings(file="a.csv", id="id", columns=())
     with pytest.raises(ConfigError, match="ids are no features"):
         features("a.csv", column("id", "flag"))
     with pytest.raises(ConfigError, match="spaces around them"):
@@ -316,12 +324,12 @@ classes = ["1", "2", "3"]
 
 def test_settings_come_from_toml_without_device_numbers(tmp_path: Path) -> None:
     got = parse(tomllib.loads(TREE), tmp_path)
-    assert got.features == Features(
+    assert got.features == FeatureSettings(
         file=str(tmp_path / "part" / "a.csv"),
         id="id",
         columns=tuple(Column(device=1, name=n, kind="flag", source=s) for n, s in (("x", "Made up."), ("z", "So."))),
     )
-    assert got.labels == Labels(file="/b.parquet", id="id", label="y", task="classes", classes=("1", "2", "3"))
+    assert got.labels == LabelSettings(file="/b.parquet", id="id", label="y", task="classes", classes=("1", "2", "3"))
     assert parse({"labels": tomllib.loads(TREE)["labels"]}, tmp_path).features is None
 
 

@@ -24,7 +24,7 @@ from dpzv import recipes
 from dpzv.config import Config
 from dpzv.data import catalogue
 from dpzv.data.dataset import Dataset, from_arrays
-from dpzv.runtime.networks import make_networks
+from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import run
 
 METHODS = ("dpzv", "vafl", "zoo-vfl", "vfl-czofo")

@@ -73,7 +73,7 @@ def same(one: torch.nn.Module, other: torch.nn.Module, tolerance: float) -> None
 def test_vafl_with_all_devices_on_one_batch_is_one_joint_step() -> None:
     parts, xs, w_0 = networks(), features(), head()
     joint, joint_head = copy.deepcopy(parts), copy.deepcopy(w_0)
-    rules = [vafl.DeviceRule(n, m=m + 1, seed=0, lam=LAM, steps=STEPS, uplink=OPEN) for m, n in enumerate(parts)]
+    rules = [vafl.VaflDevice(n, m=m + 1, seed=0, lam=LAM, steps=STEPS, uplink=OPEN) for m, n in enumerate(parts)]
     server = server_rule("vafl", w_0, "sgd")
     sent = [rule.embeddings(x, 0)[0] for rule, x in zip(rules, xs, strict=True)]
     answers = []
@@ -161,7 +161,7 @@ def test_czofo_converges_to_the_gradient_as_q_grows() -> None:
 def test_a_czofo_device_backpropagates_the_estimate() -> None:
     network, x = networks()[0], features()[0]
     before = copy.deepcopy(network)
-    rule = vfl_czofo.DeviceRule(network, m=1, seed=9, lam=LAM, steps=STEPS, uplink=OPEN)
+    rule = vfl_czofo.VflCzofoDevice(network, m=1, seed=9, lam=LAM, steps=STEPS, uplink=OPEN)
     rule.embeddings(x, 5)
     differences = np.array([0.3, -1.2, 0.7])
     rule.update(differences, position=5, t=1)
@@ -179,7 +179,7 @@ def test_a_zoo_vfl_round_is_its_formula(C: float) -> None:
     """w_m <- w_m - eta * (F(w_m + lam*u) - F(w_m)) / lam * u with F the batch's mean loss."""
     network, x, w_0 = networks()[0], features()[0], head()
     before, others = copy.deepcopy(network), [torch.randn(D, K, generator=generator(5, m)) for m in (1, 2)]
-    rule = zoo_vfl.DeviceRule(network, m=1, seed=7, lam=0.01, steps=STEPS, uplink=OPEN)
+    rule = zoo_vfl.ZooVflDevice(network, m=1, seed=7, lam=0.01, steps=STEPS, uplink=OPEN)
     sent = rule.embeddings(x, 3)
     rows = torch.cat([torch.zeros(D, K), *others], dim=1)
     asked = Question(1, 1, 3, rows, slice(0, K), tuple(one.numpy() for one in sent), LABELS, 0.01)

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from dpzv.errors import ConfigError
+from dpzv.models.dense import linear, mlp
 from dpzv.models.images import PatchCNN
 from dpzv.models.layers import train_last
-from dpzv.models.networks import linear, mlp
 from dpzv.models.resnet import ResNet18
 from dpzv.zo.directions import direction, layout
 from dpzv.zo.perturb import step, two_point

@@ -15,12 +15,12 @@ from dpzv.config import Config
 from dpzv.data import catalogue
 from dpzv.data.alignment import aligned, keyed, split
 from dpzv.data.dataset import Dataset, from_arrays
+from dpzv.network.alignment_state import LabelRecords
 from dpzv.network.credentials import Credentials, channel_credentials, server_credentials
-from dpzv.network.guest import Features, Guest
-from dpzv.network.host import Host
+from dpzv.network.device_party import DeviceParty, FeatureRecords
 from dpzv.network.keyfiles import create_authority, issue_party, read_alignment_key
-from dpzv.network.meeting import Labels
-from dpzv.runtime.record import RunFolder
+from dpzv.network.server_party import ServerParty
+from dpzv.runtime.run_folder import RunFolder
 
 NAMES = ("north", "east", "south", "west")
 SETTINGS = (
@@ -56,8 +56,10 @@ class Parties:
         draw = np.random.default_rng(0)
         orders = [draw.permutation(len(y))[: len(y) - 20 * k] for k in range(len(NAMES) + 1)]
         hashes = [keyed([f"record-{i}" for i in order], key) for order in orders]
-        self.labels = Labels(hashes[0], y[orders[0]], "classes", 10, "digits")
-        self.features = [Features(h, x[m][o]) for m, (h, o) in enumerate(zip(hashes[1:], orders[1:], strict=True))]
+        self.labels = LabelRecords(hashes[0], y[orders[0]], "classes", 10, "digits")
+        self.features = [
+            FeatureRecords(h, x[m][o]) for m, (h, o) in enumerate(zip(hashes[1:], orders[1:], strict=True))
+        ]
 
     @classmethod
     def made(cls, folder: Path) -> Parties:
@@ -83,12 +85,12 @@ class Parties:
             [x[train] for x in xs], y[train], [x[test] for x in xs], y[test], task="classes", n_classes=10
         )
 
-    def host(self, config: Config, out: Path) -> Host:
+    def host(self, config: Config, out: Path) -> ServerParty:
         folder = RunFolder.existing(out) if (out / "config.toml").exists() else None
-        return Host(config, self.labels, folder or RunFolder.create(out, configuration.render(config)))
+        return ServerParty(config, self.labels, folder or RunFolder.create(out, configuration.render(config)))
 
-    def guest(self, config: Config, m: int, out: Path) -> Guest:
-        return Guest(config, self.features[m - 1], out)
+    def guest(self, config: Config, m: int, out: Path) -> DeviceParty:
+        return DeviceParty(config, self.features[m - 1], out)
 
     async def together(self, config: Config, out: Path, parents: tuple[str, ...] = ()) -> dict[str, Any] | None:
         """Server and devices in one process, each over its own TLS link; only the server knows of `parents`."""

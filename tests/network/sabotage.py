@@ -12,18 +12,18 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-import dpzv.network.guest
+import dpzv.network.device_party
 import dpzv.network.rounds
-import dpzv.runtime.book
 import dpzv.runtime.checkpoint
-from dpzv.network.meeting import Meeting
+import dpzv.runtime.journal
+from dpzv.network.alignment_state import AlignmentState
 from dpzv.network.peers import Peer
 from dpzv.network.session import Session
 from dpzv.privacy.ledger import Ledger
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Evaluation, Fill, Release
 from dpzv.runtime.gate import Gate
-from dpzv.runtime.record import RunFolder
+from dpzv.runtime.run_folder import RunFolder
 
 PART = 500
 """Rows of a part of a fill or an evaluation, so that there is something between parts."""
@@ -32,7 +32,7 @@ WORDS = {"f": "fill", "e": "batch", "v": "test rows", "r": "release"}
 
 MOMENTS: dict[str, tuple[Any, str, Literal["before", "after"]]] = {
     # at the server
-    "ids arrive": (Meeting, "take", "before"),
+    "ids arrive": (AlignmentState, "take", "before"),
     "records are aligned": (Session, "__init__", "before"),
     "a part of the fill arrives": (Session, "fill", "before"),
     "a fill is complete": (Session, "fill_ends", "after"),
@@ -42,11 +42,11 @@ MOMENTS: dict[str, tuple[Any, str, Literal["before", "after"]]] = {
     "noised, not stored": (Gate, "submit", "after"),
     "stored, not sent": (Ledger, "flush", "after"),
     "a checkpoint is due": (dpzv.runtime.checkpoint, "save", "before"),
-    "the refit begins": (dpzv.runtime.book, "refit", "before"),
+    "the refit begins": (dpzv.runtime.journal, "refit", "before"),
     "no summary yet": (RunFolder, "summary", "before"),
     "the summary is written": (RunFolder, "summary", "after"),
     # at a device
-    "before hello": (dpzv.network.guest, "hello", "before"),
+    "before hello": (dpzv.network.device_party, "hello", "before"),
     "a batch is computed": (Device, "upload", "after"),
     "a release is applied": (Device, "receive", "after"),
 }
@@ -129,13 +129,13 @@ def arm(fault: Fault | None, folder: Path) -> None:
 
     _in_parts()
     _note_releases(folder / "heard.txt")
-    plain = dpzv.network.guest.open_stream
+    plain = dpzv.network.device_party.open_stream
 
     def open_stream(*args: Any) -> tuple[Any, Any]:
         channel, stream = plain(*args)
         return channel, Misspeaking(stream, fault, count, folder / "fired.txt")
 
-    dpzv.network.guest.open_stream = open_stream
+    dpzv.network.device_party.open_stream = open_stream
     if fault is not None and fault.where in MOMENTS:
         owner, name, when = MOMENTS[fault.where]
         setattr(owner, name, _watched(getattr(owner, name), when, lambda: count(fault.where)))

@@ -15,12 +15,12 @@ from federation import NAMES, Parties, config_of
 from safetensors.torch import load_file
 
 from dpzv.errors import PeerError
-from dpzv.network import guest as guests
-from dpzv.network import host as hosts
+from dpzv.network import device_party as guests
+from dpzv.network import server_party as hosts
 from dpzv.network.credentials import channel_credentials, server_credentials
 from dpzv.network.predict import Predictor
 from dpzv.network.status import read_status
-from dpzv.runtime.record import RunFolder
+from dpzv.runtime.run_folder import RunFolder
 
 CONFIG = config_of("head.rule=frozen", "train.rounds=24")
 LATE = NAMES[1]

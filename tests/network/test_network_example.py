@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.cli.main import app
-from dpzv.data import party
-from dpzv.network.party import load_party
+from dpzv.data import party_records as party
+from dpzv.network.party_file import load_party
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "three_companies"
@@ -125,7 +125,7 @@ def test_the_page_and_the_example_are_valid_files_of_parties(tmp_path: Path) -> 
         (tmp_path / name / "run.toml").write_text((EXAMPLE / "run.toml").read_text())
         (tmp_path / name / f"{name}.toml").write_text((EXAMPLE / f"{name}.toml").read_text())
         own = load_party(tmp_path / name / f"{name}.toml")
-        assert isinstance(own.data.features, party.Features) == (name != "server")
+        assert isinstance(own.data.features, party.FeatureSettings) == (name != "server")
 
 
 def test_links_of_the_page_lead_somewhere() -> None:

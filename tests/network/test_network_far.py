@@ -22,7 +22,7 @@ from federation import NAMES, Parties, config_of
 from relay import Namespace, Relay, missing
 
 from dpzv.network.keyfiles import create_authority, issue_party
-from dpzv.runtime.networks import make_networks
+from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import run
 
 CHILD = Path(__file__).with_name("far_child.py")

@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 from dpzv.config import Config
 from dpzv.errors import PeerError
 from dpzv.network.credentials import channel_credentials, server_credentials
-from dpzv.network.guest import Guest
-from dpzv.network.host import Host
+from dpzv.network.device_party import DeviceParty
 from dpzv.network.keyfiles import issue_party
 from dpzv.network.link import LOST, open_stream
 from dpzv.network.peers import Peer
+from dpzv.network.server_party import ServerParty
 from dpzv.network.session import Session
 from dpzv.network.wire import Ask, Control, Done, Hello, Ids, Rows, Stop, Welcome, hello, pack, pack_message, unpack
 from dpzv.protocol.codec import Codec
@@ -220,17 +220,17 @@ class Machines:
     def __init__(self, parties: Parties, out: Path, stack: ExitStack) -> None:
         config = config_of(*SMALL)
         self.m = 2
-        self.host: Host = parties.host(config, out / "server")
+        self.host: ServerParty = parties.host(config, out / "server")
         for m, features in enumerate(parties.features, 1):
-            self.host._meeting.take(m, features.hashes.tobytes())
-        self.session = Session(config, parties.labels, self.host._meeting, self.host._folder, self.host._peers, stack)
+            self.host._alignment.take(m, features.hashes.tobytes())
+        self.session = Session(config, parties.labels, self.host._alignment, self.host._folder, self.host._peers, stack)
         self.host._session = self.session
-        self.guest: Guest = parties.guest(config, self.m, out / "device")
+        self.guest: DeviceParty = parties.guest(config, self.m, out / "device")
         self.refused = 0
 
     async def start(self) -> None:
         """The device learns its rows."""
-        for message in (Welcome(self.m, self.session.ledger.run_id, "train", False), self.host._meeting.rows(self.m)):
+        for message in (Welcome(self.m, self.session.ledger.run_id, "train", False), self.host._alignment.rows(self.m)):
             await self.guest._answer(Scripted(), message, b"")
 
     def valid(self) -> list[bytes]:
@@ -259,7 +259,7 @@ class Machines:
         digest = hashlib.sha256(server.table.h.numpy().tobytes())
         digest.update(server.table.times.tobytes())
         seen = [server.t, server.positions, server.times, server.delays, session.begun]
-        seen += [session.ledger.releases, session.ledger.last_t, session.ledger.unit_mu_squared, session.book.meter]
+        seen += [session.ledger.releases, session.ledger.last_t, session.ledger.unit_mu_squared, session.journal.meter]
         seen += [sorted(rounds._waiting), sorted(session.filled), sum(map(len, rounds._incoming.values()))]
         digest.update(repr(seen).encode())
         return digest.digest()
@@ -269,7 +269,7 @@ class Machines:
         device = self.guest._device
         assert device is not None
         digest = hashlib.sha256(repr((device.position, self.guest._m, self.guest._run_id)).encode())
-        for tensor in (*device.rule.network.state_dict().values(), *device.rule.velocity):
+        for tensor in (*device.method.network.state_dict().values(), *device.method.velocity):
             digest.update(tensor.numpy().tobytes())
         return digest.digest()
 
@@ -432,7 +432,7 @@ async def greeted(machines: Machines, draw: random.Random) -> None:
     assert not machines.host._peers.present()
 
 
-async def introduced(host: Host, frames: list[bytes]) -> str:
+async def introduced(host: ServerParty, frames: list[bytes]) -> str:
     """Hashed ids to a server that still waits for them: the reason why they were refused, or nothing."""
     stream = Scripted(*frames)
     with suppress(TimeoutError):

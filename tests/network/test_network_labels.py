@@ -12,13 +12,13 @@ import pytest
 from federation import NAMES, Parties, config_of
 
 from dpzv.network.credentials import channel_credentials, server_credentials
-from dpzv.network.guest import Guest
+from dpzv.network.device_party import DeviceParty
 from dpzv.network.link import Stream
 from dpzv.network.wire import Control, Welcome
 from dpzv.protocol.messages import Message, Release
 
 
-class Recording(Guest):
+class Recording(DeviceParty):
     """A device that keeps what it is told."""
 
     heard: list[Control | Message]

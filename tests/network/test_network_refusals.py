@@ -19,17 +19,17 @@ from dpzv.config import Config
 from dpzv.errors import PrivacyRefused
 from dpzv.network.credentials import channel_credentials, server_credentials
 from dpzv.network.handshakes import refusals_logged
-from dpzv.network.host import Host
 from dpzv.network.identity import LOCAL_HOSTS, issue_certificate, make_authority, new_key
 from dpzv.network.keyfiles import load_authority
 from dpzv.network.link import LOST, open_stream
+from dpzv.network.server_party import ServerParty
 from dpzv.network.wire import Ask, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, unpack
 from dpzv.privacy.spent import read_ledger
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending
 from dpzv.runtime.gate import Gate
-from dpzv.runtime.record import RunFolder
 from dpzv.runtime.run import make_noise, open_ledger
+from dpzv.runtime.run_folder import RunFolder
 
 CONFIG = config_of("head.rule=frozen", "train.rounds=8")
 CODEC = Codec("float32", 1e-3)
@@ -263,7 +263,7 @@ def test_no_more_is_released_than_was_planned(parties: Parties, tmp_path: Path) 
     assert finished is not None
     (tmp_path / "server" / "summary.json").unlink()
     more = config_of("head.rule=frozen", "train.rounds=9")
-    host = Host(more, parties.labels, RunFolder.existing(tmp_path / "server"))
+    host = ServerParty(more, parties.labels, RunFolder.existing(tmp_path / "server"))
     with pytest.raises(PrivacyRefused, match="began"):
         asyncio.run(asyncio.wait_for(host.run("127.0.0.1:0", server_credentials(parties.credentials("server"))), 20))
     assert read_ledger(tmp_path / "server").releases == 8

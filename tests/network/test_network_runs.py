@@ -20,7 +20,7 @@ from dpzv.errors import PrivacyRefused
 from dpzv.privacy.spent import read_ledger, spent
 from dpzv.protocol import device
 from dpzv.protocol.messages import Fill
-from dpzv.runtime.networks import make_networks
+from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import run
 
 

@@ -34,7 +34,7 @@ from dpzv.data.schedule import BatchSchedule
 from dpzv.privacy.events import unit_mu
 from dpzv.privacy.plan import epsilon_spent
 from dpzv.privacy.spent import LedgerView, read_ledger, spent
-from dpzv.runtime.networks import make_network
+from dpzv.runtime.device_networks import make_network
 from dpzv.runtime.run import make_noise
 from dpzv.runtime.sides import make_device
 
@@ -181,7 +181,7 @@ SCHEDULES = (
     Schedule("device frozen for 20 s", act=partial(frozen, who="east")),
     Schedule("server frozen for 20 s", act=partial(frozen, who="server")),
     Schedule("everybody stopped by SIGTERM", act=everybody_stopped),
-    Schedule("link cut in the meeting and in the rounds", lives={"east": (3_000, 140_000)}, short=True),
+    Schedule("link cut in the alignment and in the rounds", lives={"east": (3_000, 140_000)}, short=True),
     Schedule("link silent in the rounds", lives={"east": (-250_000,)}),
     device_says("twice", "sent batch", 20, short=True),
     device_says("twice", "sent fill", 3),

@@ -98,7 +98,9 @@ def free_port() -> int:
 
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["town", "dpzv.cli.network", "dpzv.network.host", "dpzv.network.predict", "pandas"])
+_CONTEXT.set_forkserver_preload(
+    ["town", "dpzv.cli.network_command", "dpzv.network.server_party", "dpzv.network.predict", "pandas"]
+)
 
 
 class Town:

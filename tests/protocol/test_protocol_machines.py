@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import PeerError
-from dpzv.methods.dpzv import DeviceRule, ServerRule
+from dpzv.methods.dpzv import DpzvDevice, DpzvServer
 from dpzv.methods.heads import make_head_rule
 from dpzv.methods.steps import Steps
 from dpzv.models.head import Head
@@ -38,14 +38,14 @@ def make(head_rule: str = "frozen", C: float = 0.1) -> tuple[list[Device], Serve
         with torch.no_grad():
             for p in network.parameters():
                 p.normal_(generator=generator(m))
-        rule = DeviceRule(network, m=m, seed=0, lam=LAM, steps=STEPS)
+        rule = DpzvDevice(network, m=m, seed=0, lam=LAM, steps=STEPS)
         x = torch.randn(D, 5, generator=generator(10 + m))
         devices.append(Device(m, rule, x, x[:4], schedules[m - 1]))
     head = Head(2 * K, 4, 1, generator(3))
     loss = per_record_loss("binary")
     rule_0 = make_head_rule(head_rule, head, loss, lam=LAM, steps=STEPS, seed=0)
     y = (torch.rand(D, generator=generator(4)) > 0.5).float()
-    server = Server(ServerRule(head, rule_0, loss, C), Table(D, (K, K), accelerator="cpu"), y, schedules, (LAM, LAM))
+    server = Server(DpzvServer(head, rule_0, loss, C), Table(D, (K, K), accelerator="cpu"), y, schedules, (LAM, LAM))
     for device in devices:
         for message in device.fill():
             server.fill(message)
@@ -55,7 +55,7 @@ def make(head_rule: str = "frozen", C: float = 0.1) -> tuple[list[Device], Serve
 def test_the_fill_is_the_embeddings() -> None:
     devices, server = make()
     for device in devices:
-        expected = device.rule.network(device.features(np.arange(D)))
+        expected = device.method.network(device.features(np.arange(D)))
         assert torch.equal(server.table.h[:, server.table.columns(device.m)], expected)
 
 
@@ -155,9 +155,9 @@ def test_a_device_applies_only_the_release_it_waits_for() -> None:
     for release in (Release(1, 2, 0, np.array([0.5])), Release(1, 1, 1, np.array([0.5]))):
         with pytest.raises(PeerError):
             devices[0].receive(release)
-    before = devices[0].rule.network.weight.clone()
+    before = devices[0].method.network.weight.clone()
     devices[0].receive(Release(1, 1, 0, np.array([0.0])))
-    assert torch.equal(devices[0].rule.network.weight, before)
+    assert torch.equal(devices[0].method.network.weight, before)
     assert devices[0].position == 1
 
 
@@ -196,8 +196,8 @@ def test_delays_are_the_papers() -> None:
 def test_sgd_and_zo_heads_descend_and_frozen_does_not_move() -> None:
     for rule, moves in (("frozen", False), ("joint-zo", True), ("zo", True), ("sgd", True)):
         devices, server = make(rule)
-        before = [p.clone() for p in server.rule.head.parameters()]
+        before = [p.clone() for p in server.method.head.parameters()]
         pending = server.ask(devices[0].upload(), None)
         server.accept(Release(pending.t, 1, 0, np.array([0.3])))
-        same = all(torch.equal(a, b) for a, b in zip(before, server.rule.head.parameters(), strict=True))
+        same = all(torch.equal(a, b) for a, b in zip(before, server.method.head.parameters(), strict=True))
         assert same is not moves, rule

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dpzv.report import figure, table
+from dpzv.report import comparison_table as table
+from dpzv.report import figure
 from dpzv.report.records import FROZEN, Record, headline
 
 

@@ -15,8 +15,8 @@ from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
 from dpzv.privacy.planning import make_plan
 from dpzv.runtime import checkpoint
+from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.gate import BLOCK, SHARE, Gate
-from dpzv.runtime.networks import make_networks
 from dpzv.runtime.run import run
 from tests.plans import asked
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dpzv import recipes
 from dpzv.config import merge, parse, set_key
 from dpzv.errors import ConfigError
-from dpzv.runtime.charge import charged, work_of
+from dpzv.runtime.compute_cost import charged, work_of
 from dpzv.runtime.grid import config_hash, jobs_that_fit, layered
 from dpzv.runtime.search import draw, settings_text, space_of, tree_of
 

@@ -18,7 +18,7 @@ from dpzv.models.images import PatchCNN
 from dpzv.models.resnet import ResNet18
 from dpzv.models.text import TextEncoder
 from dpzv.runtime.build import plan_of
-from dpzv.runtime.networks import make_networks
+from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import make_noise
 from dpzv.zo.directions import layout
 

@@ -13,7 +13,7 @@ from dpzv import recipes
 from dpzv.data import catalogue
 from dpzv.privacy.noise import SeededNoise
 from dpzv.runtime.build import plan_of
-from dpzv.runtime.networks import make_networks
+from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import run
 from dpzv.runtime.sides import make_head
 from tests.runtime import centralised

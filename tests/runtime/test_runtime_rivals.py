@@ -18,10 +18,10 @@ from dpzv.privacy.noise import SeededNoise
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Message
 from dpzv.runtime.build import assemble, plan_of
+from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.gate import Gate
-from dpzv.runtime.networks import make_networks
-from dpzv.runtime.record import RunFolder
 from dpzv.runtime.run import load_data, make_ledger, start
+from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import Simulation
 
 METHODS = ("dpzv", "vafl", "zoo-vfl", "vfl-czofo")

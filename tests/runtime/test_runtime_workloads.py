@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.data.dataset import Dataset, from_arrays
-from dpzv.runtime.networks import make_networks
+from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import run
 
 METHODS = ("dpzv", "vafl", "zoo-vfl", "vfl-czofo")

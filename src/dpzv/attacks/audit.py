@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from dpzv.attacks.bound import Evidence, epsilon_bound
-from dpzv.attacks.head import filled_rows
+from dpzv.attacks.filled_rows import filled_rows
 from dpzv.attacks.seeds import known_seeds
 from dpzv.attacks.strategies import huge_embedding, matched_filter, negative, repeated_id, shared_scale
 from dpzv.attacks.target import Target

@@ -28,7 +28,7 @@ from dpzv.data.cards import CARDS
 from dpzv.data.dataset import Dataset
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import ConfigError
-from dpzv.models.networks import linear
+from dpzv.models.dense import linear
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan

@@ -9,7 +9,17 @@ import typer
 import typer.core
 
 from dpzv import __version__
-from dpzv.cli import audit, compare, data, keys, network, privacy, recipes, train, tune
+from dpzv.cli import (
+    audit_command,
+    compare_command,
+    data_command,
+    keys_command,
+    network_command,
+    privacy_command,
+    recipes_command,
+    train_command,
+    tune_command,
+)
 from dpzv.errors import DpzvError
 
 __all__ = ["app", "main"]
@@ -24,18 +34,18 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("train")(train.train)
-app.command("resume")(train.resume)
-app.command("compare")(compare.compare)
-app.command("tune")(tune.tune)
-app.command("recipes")(recipes.recipes)
-app.command("audit")(audit.audit)
-app.command("server")(network.server)
-app.command("device")(network.device)
-app.command("predict")(network.predict)
-app.add_typer(data.app, name="data")
-app.add_typer(keys.app, name="keys")
-app.add_typer(privacy.app, name="privacy")
+app.command("train")(train_command.train)
+app.command("resume")(train_command.resume)
+app.command("compare")(compare_command.compare)
+app.command("tune")(tune_command.tune)
+app.command("recipes")(recipes_command.recipes)
+app.command("audit")(audit_command.audit)
+app.command("server")(network_command.server)
+app.command("device")(network_command.device)
+app.command("predict")(network_command.predict)
+app.add_typer(data_command.app, name="data")
+app.add_typer(keys_command.app, name="keys")
+app.add_typer(privacy_command.app, name="privacy")
 
 
 def _version(asked: bool) -> None:

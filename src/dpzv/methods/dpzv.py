@@ -1,13 +1,13 @@
 """Algorithm 1 of the paper (DPZV), line by line; who sends what when is in `protocol/`.
 
     for t = 1..T:
-        device m computes h_plus, h_minus at w_m +- lam*u              DeviceRule.embeddings
+        device m computes h_plus, h_minus at w_m +- lam*u              DpzvDevice.embeddings
         (forward) device transmits embeddings to server
         server computes delta_zo = (f_plus - f_minus) / (2*lam)
-        Delta = (1/B) * sum_i clip_C(delta_zo_i) + z                   ServerRule.answer, then the gate
-        server updates w_0                                             ServerRule.update
+        Delta = (1/B) * sum_i clip_C(delta_zo_i) + z                   DpzvServer.answer, then the gate
+        server updates w_0                                             DpzvServer.update
         (backward) device receives Delta
-        w_m <- w_m - eta_m * Delta * u                                 DeviceRule.update
+        w_m <- w_m - eta_m * Delta * u                                 DpzvDevice.update
 
 The divisor is 2*lam as in the paper's eq. (zero), not lam as in its eq. (delta); the clip is two-sided
 (docs/fidelity.md). One record's term depends on that record, public constants and the history alone.
@@ -21,17 +21,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpzv.methods import rules
-from dpzv.methods.rules import Answer, Question, require_numbers
+from dpzv.methods.rules import Answer, DeviceRule, Question, ServerRule, require_numbers
 from dpzv.methods.steps import Directions, Steps, still, zo_step
 from dpzv.zo.clipping import clipped_sum
 from dpzv.zo.estimator import delta_zo
 from dpzv.zo.perturb import two_point
 
-__all__ = ["DeviceRule", "ServerRule"]
+__all__ = ["DpzvDevice", "DpzvServer"]
 
 
-class DeviceRule(rules.DeviceRule):
+class DpzvDevice(DeviceRule):
     """Sends h_plus and h_minus, moves along u by the one number that comes back."""
 
     def __init__(self, network: torch.nn.Module, *, m: int, seed: int, lam: float, steps: Steps) -> None:
@@ -49,7 +48,7 @@ class DeviceRule(rules.DeviceRule):
         zo_step(self.velocity, self._u(position), float(Delta[0]), self._steps, t)
 
 
-class ServerRule(rules.ServerRule):
+class DpzvServer(ServerRule):
     """Returns the mean over the batch of the records' clipped differences."""
 
     __slots__ = ()
@@ -67,9 +66,9 @@ class ServerRule(rules.ServerRule):
         (h_plus, h_minus), rows, y, lam = asked.h, asked.rows, asked.y, asked.lam
         with torch.no_grad():
             asked.put(h_plus)
-            f_plus = self.loss(self.rule.output(asked.t, rows, lam), y)
+            f_plus = self.loss(self.head_rule.output(asked.t, rows, lam), y)
             asked.put(h_minus)
-            f_minus = self.loss(self.rule.output(asked.t, rows, -lam), y)
+            f_minus = self.loss(self.head_rule.output(asked.t, rows, -lam), y)
         asked.put(0.5 * h_plus + 0.5 * h_minus)
         clipped = clipped_sum(delta_zo(f_plus, f_minus, lam), self.C, asked.contributes)
         return Answer(np.array([clipped.total]), clipped.grid, divisor=len(h_plus))

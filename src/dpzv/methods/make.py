@@ -15,9 +15,9 @@ from dpzv.terms import MethodName
 __all__ = ["make_device_rule", "make_server_rule"]
 
 _DEVICES: dict[MethodName, type[Rival]] = {
-    "vafl": vafl.DeviceRule,
-    "zoo-vfl": zoo_vfl.DeviceRule,
-    "vfl-czofo": vfl_czofo.DeviceRule,
+    "vafl": vafl.VaflDevice,
+    "zoo-vfl": zoo_vfl.ZooVflDevice,
+    "vfl-czofo": vfl_czofo.VflCzofoDevice,
 }
 
 
@@ -26,7 +26,7 @@ def make_device_rule(
 ) -> DeviceRule:
     """What device m does under method `name`; `uplink` is for the rivals."""
     if name == "dpzv":
-        return dpzv.DeviceRule(network, m=m, seed=seed, lam=lam, steps=steps)
+        return dpzv.DpzvDevice(network, m=m, seed=seed, lam=lam, steps=steps)
     return _DEVICES[name](network, m=m, seed=seed, lam=lam, steps=steps, uplink=uplink)
 
 
@@ -35,9 +35,9 @@ def make_server_rule(
 ) -> ServerRule:
     """What the server does under method `name`; `q` and the directions' `seed` are for vfl-czofo."""
     if name == "dpzv":
-        return dpzv.ServerRule(head, rule, loss, C)
+        return dpzv.DpzvServer(head, rule, loss, C)
     if name == "vafl":
-        return vafl.ServerRule(head, rule, loss, C)
+        return vafl.VaflServer(head, rule, loss, C)
     if name == "zoo-vfl":
-        return zoo_vfl.ServerRule(head, rule, loss, C)
-    return vfl_czofo.ServerRule(head, rule, loss, C, q, seed)
+        return zoo_vfl.ZooVflServer(head, rule, loss, C)
+    return vfl_czofo.VflCzofoServer(head, rule, loss, C, q, seed)

@@ -89,7 +89,7 @@ class ServerRule(ABC):
     """How many embeddings a device sends for a batch."""
 
     head: torch.nn.Module
-    rule: HeadRule
+    head_rule: HeadRule
     loss: Loss
     C: float
 
@@ -106,7 +106,7 @@ class ServerRule(ABC):
 
     def update(self, t: int, Delta: NDArray[np.float64], rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """Move w_0 after the answer of round t; `rows` are those of the batch, as the table keeps them."""
-        self.rule.move(t, float(Delta[0]), rows, y, steps)
+        self.head_rule.move(t, float(Delta[0]), rows, y, steps)
 
 
 def require_numbers(Delta: NDArray[np.float64], expected: int) -> None:

@@ -1,10 +1,10 @@
 """VAFL (Chen et al., 2020): first order, asynchronous.
 
-    device m sends h = network(x; w_m)                            DeviceRule.embeddings
-    server computes the loss with its table                       ServerRule.answer
+    device m sends h = network(x; w_m)                            VaflDevice.embeddings
+    server computes the loss with its table                       VaflServer.answer
     and returns every record's gradient with respect to its h
-    server moves w_0                                              ServerRule.update (head rule `sgd`)
-    device backpropagates the mean over the batch                 DeviceRule.update
+    server moves w_0                                              VaflServer.update (head rule `sgd`)
+    device backpropagates the mean over the batch                 VaflDevice.update
 
 Privacy as published: every embedding is clipped and gets vector noise on its way up (`Uplink`). Ours, for labels: every
 record's gradient vector is clipped to norm C, and every entry gets noise on its way down. The vector belongs to one
@@ -19,15 +19,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpzv.methods import rules
 from dpzv.methods.rival import FirstOrder
-from dpzv.methods.rules import Answer, Question, require_numbers
+from dpzv.methods.rules import Answer, Question, ServerRule, require_numbers
 from dpzv.zo.clipping import clipped_rows
 
-__all__ = ["DeviceRule", "ServerRule"]
+__all__ = ["VaflDevice", "VaflServer"]
 
 
-class DeviceRule(FirstOrder):
+class VaflDevice(FirstOrder):
     """Backpropagates the gradients that come back."""
 
     def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
@@ -37,7 +36,7 @@ class DeviceRule(FirstOrder):
         self.backpropagate(h, torch.from_numpy(Delta).to(h.device, h.dtype).view_as(h) / len(h), t)
 
 
-class ServerRule(rules.ServerRule):
+class VaflServer(ServerRule):
     """Returns the gradient of every record's own loss with respect to that record's h."""
 
     __slots__ = ()
@@ -52,6 +51,6 @@ class ServerRule(rules.ServerRule):
         asked.put(asked.h[0])
         with torch.enable_grad():
             inputs = asked.rows.clone().requires_grad_()
-            losses = self.loss(self.rule.output(asked.t, inputs, 0.0), asked.y)
+            losses = self.loss(self.head_rule.output(asked.t, inputs, 0.0), asked.y)
             (gradients,) = torch.autograd.grad(losses.sum(), inputs)
         return Answer(*clipped_rows(gradients[:, asked.columns], self.C, asked.contributes), divisor=1)

@@ -1,10 +1,10 @@
 """VFL-CZOFO (Wang et al., 2024): cascaded; zeroth order between the parties, first order within each.
 
-    device m sends h = network(x; w_m)                                          DeviceRule.embeddings
-    server perturbs the batch's embeddings in q directions v_j and returns      ServerRule.answer
+    device m sends h = network(x; w_m)                                          VflCzofoDevice.embeddings
+    server perturbs the batch's embeddings in q directions v_j and returns      VflCzofoServer.answer
     the q differences (F(h + lam*v_j) - F(h)) / lam of the batch's loss F
-    server moves w_0                                                            ServerRule.update (head rule `sgd`)
-    device rebuilds (1/q) * sum_j difference_j * v_j and backpropagates it      DeviceRule.update
+    server moves w_0                                                            VflCzofoServer.update (head rule `sgd`)
+    device rebuilds (1/q) * sum_j difference_j * v_j and backpropagates it      VflCzofoDevice.update
 
 The directions are standard normal [B, k], drawn by both sides from a public seed, so they cost no bytes. Privacy as
 published: every embedding is clipped and gets vector noise on its way up. Ours, for labels: every record's q
@@ -21,13 +21,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpzv.methods import rules
 from dpzv.methods.rival import FirstOrder
-from dpzv.methods.rules import Answer, Question
+from dpzv.methods.rules import Answer, Question, ServerRule
 from dpzv.rng import seed_of, torch_generator
 from dpzv.zo.clipping import clipped_rows
 
-__all__ = ["DeviceRule", "ServerRule", "directions"]
+__all__ = ["VflCzofoDevice", "VflCzofoServer", "directions"]
 
 
 def directions(seed: int, q: int, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
@@ -36,7 +35,7 @@ def directions(seed: int, q: int, shape: tuple[int, ...]) -> Iterator[torch.Tens
         yield torch.randn(shape, generator=torch_generator(seed, "embedding direction", j))
 
 
-class DeviceRule(FirstOrder):
+class VflCzofoDevice(FirstOrder):
     """Rebuilds the gradient in h from as many differences as the server returns."""
 
     def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
@@ -50,7 +49,7 @@ class DeviceRule(FirstOrder):
 
 
 @dataclass(frozen=True, slots=True)
-class ServerRule(rules.ServerRule):
+class VflCzofoServer(ServerRule):
     """Returns q differences of the batch's loss."""
 
     uploads: ClassVar[int] = 1
@@ -67,11 +66,11 @@ class ServerRule(rules.ServerRule):
         """q means over the batch, each record's q differences clipped together."""
         (h,), rows, y, lam = asked.h, asked.rows, asked.y, asked.lam
         asked.put(h)
-        f = self.loss(self.rule.output(asked.t, rows, 0.0), y).double()
+        f = self.loss(self.head_rule.output(asked.t, rows, 0.0), y).double()
         differences = []
         for v in directions(seed_of(self.seed, "direction", asked.m, asked.position), self.q, h.shape):
             asked.put(h + (lam * v).numpy())
-            differences.append((self.loss(self.rule.output(asked.t, rows, 0.0), y).double() - f) / lam)
+            differences.append((self.loss(self.head_rule.output(asked.t, rows, 0.0), y).double() - f) / lam)
         asked.put(h)
         totals, grid = clipped_rows(torch.stack(differences, dim=1), self.C, asked.contributes)
         return Answer(totals.reshape(len(y), self.q).sum(axis=0), grid, divisor=len(y))

@@ -1,9 +1,9 @@
 """ZOO-VFL (Zhang et al., 2021): zeroth order on both sides, one-sided differences.
 
-    device m sends h = network(x; w_m) and h_plus at w_m + lam*u      DeviceRule.embeddings
-    server returns the two loss values of the batch                   ServerRule.answer
-    server moves w_0 by a zeroth-order step of its own                ServerRule.update (head rule `zo`)
-    w_m <- w_m - eta_m * (f_plus - f) / lam * u                       DeviceRule.update
+    device m sends h = network(x; w_m) and h_plus at w_m + lam*u      ZooVflDevice.embeddings
+    server returns the two loss values of the batch                   ZooVflServer.answer
+    server moves w_0 by a zeroth-order step of its own                ZooVflServer.update (head rule `zo`)
+    w_m <- w_m - eta_m * (f_plus - f) / lam * u                       ZooVflDevice.update
 
 Privacy as published: both embeddings are clipped and get vector noise on their way up. Ours, for labels: one number
 comes back, the batch's mean of clipped differences, with noise.
@@ -17,18 +17,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpzv.methods import rules
 from dpzv.methods.rival import Rival, Uplink
-from dpzv.methods.rules import Answer, Question, require_numbers
+from dpzv.methods.rules import Answer, Question, ServerRule, require_numbers
 from dpzv.methods.steps import Directions, Steps, zo_step
 from dpzv.zo.clipping import clipped_sum
 from dpzv.zo.estimator import delta_zo
 from dpzv.zo.perturb import perturbed
 
-__all__ = ["DeviceRule", "ServerRule"]
+__all__ = ["ZooVflDevice", "ZooVflServer"]
 
 
-class DeviceRule(Rival):
+class ZooVflDevice(Rival):
     """Sends h and h_plus, moves along u."""
 
     def __init__(
@@ -59,7 +58,7 @@ class DeviceRule(Rival):
         zo_step(self.velocity, self._u(position), difference, self._steps, t)
 
 
-class ServerRule(rules.ServerRule):
+class ZooVflServer(ServerRule):
     """Returns the batch's losses at h and h_plus; with a clip the mean of the records' clipped differences instead."""
 
     __slots__ = ()
@@ -74,9 +73,9 @@ class ServerRule(rules.ServerRule):
         """(f, f_plus) without a clip, else one difference over lam; the table keeps h."""
         (h, h_plus), rows, y, contributes = asked.h, asked.rows, asked.y, asked.contributes
         asked.put(h_plus)
-        f_plus = self.loss(self.rule.output(asked.t, rows, 0.0), y)
+        f_plus = self.loss(self.head_rule.output(asked.t, rows, 0.0), y)
         asked.put(h)
-        f = self.loss(self.rule.output(asked.t, rows, 0.0), y)
+        f = self.loss(self.head_rule.output(asked.t, rows, 0.0), y)
         B = len(y)
         if self.C < float("inf"):
             clipped = clipped_sum(delta_zo(f_plus, f, asked.lam / 2), self.C, contributes)

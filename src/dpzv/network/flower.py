@@ -27,9 +27,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from dpzv.errors import ConfigError, DpzvError
 from dpzv.network.credentials import Credentials, channel_credentials
-from dpzv.network.guest import Guest
-from dpzv.network.operate import JsonLines, open_folder, serve
-from dpzv.network.party import Party, load_party
+from dpzv.network.device_party import DeviceParty
+from dpzv.network.party_file import Party, load_party
+from dpzv.network.serve import JsonLines, open_folder, serve
 from dpzv.network.status import read_status
 from dpzv.network.wire import agreed_hash, shown
 
@@ -135,7 +135,7 @@ class Attempts:
 
 
 async def _device(own: Party, address: str) -> None:
-    guest = Guest(own.config, own.features(), own.out)
+    guest = DeviceParty(own.config, own.features(), own.out)
     attempts = Attempts(own.credentials)
     running = asyncio.ensure_future(guest.run(address or own.server, attempts, server=own.server_name))
     while not running.done():  # Flower ends this process by a signal from a thread, which only a loop that turns sees

@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
 from dpzv.errors import DataError, PeerError
+from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.credentials import peer_name
 from dpzv.network.link import IDS_SECONDS, LOST, Stream, heard_out, listen
-from dpzv.network.meeting import Labels, Meeting
 from dpzv.network.peers import Peer
 from dpzv.network.wire import PROTOCOL, Ask, Done, Hello, Ids, Welcome, agreed_hash, unpack
 from dpzv.privacy.spent import read_ledger
 from dpzv.protocol.messages import Evaluation
 from dpzv.runtime.build import plan_of
-from dpzv.runtime.networks import load_head
-from dpzv.runtime.record import RunFolder
+from dpzv.runtime.device_networks import load_head
+from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.sides import codec_of
 
 __all__ = ["Predictor"]
@@ -46,15 +46,15 @@ class Predictor:
     """Asks every device once for the records of `wanted()` (hashed ids) and runs the final head on what comes."""
 
     def __init__(
-        self, config: Config, labels: Labels, folder: RunFolder, wanted: Callable[[], NDArray[np.uint8]]
+        self, config: Config, labels: LabelRecords, folder: RunFolder, wanted: Callable[[], NDArray[np.uint8]]
     ) -> None:
         if not folder.finished:
             raise DataError(f"{folder.path} holds no finished run; train it to its end first.")
         self._config, self._folder = config, folder
         self._names = config.network.devices
         self._ids, self._hashed = wanted, asyncio.Event()
-        self._meeting = Meeting(folder.path, labels, len(self._names), config.data.holdout, 1)
-        self._plan = plan_of(config, len(self._meeting.labels()[0]), len(self._names))
+        self._alignment = AlignmentState(folder.path, labels, len(self._names), config.data.holdout, 1)
+        self._plan = plan_of(config, len(self._alignment.labels()[0]), len(self._names))
         self._ledger = read_ledger(folder.path)
         widths = per_device("devices.embedding", config.devices.embedding, len(self._names))
         self._offsets = np.cumsum([0, *widths])

@@ -22,9 +22,9 @@ from dpzv.network.wire import Ask, pack_message
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Release
 from dpzv.protocol.server import Server
-from dpzv.runtime.book import Book
 from dpzv.runtime.gate import Gate
-from dpzv.runtime.record import RunFolder
+from dpzv.runtime.journal import Journal
+from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import exactly
 
 __all__ = ["Batch", "Rounds"]
@@ -60,12 +60,12 @@ class Rounds:
         server: Server,
         codecs: tuple[Codec, ...],
         gate: Gate,
-        book: Book,
+        journal: Journal,
         folder: RunFolder,
         peers: Peers,
     ) -> None:
         self._config, self._server, self._codecs = config, server, codecs
-        self._gate, self._book, self._folder, self._peers = gate, book, folder, peers
+        self._gate, self._journal, self._folder, self._peers = gate, journal, folder, peers
         self.stopping = False
         self._news = peers.changed
         self._waiting: dict[int, Batch] = {}
@@ -94,20 +94,22 @@ class Rounds:
 
     def evaluation(self, message: Evaluation) -> None:
         """A chunk of test embeddings that were asked for."""
-        D_test, chunks = self._book.D_test, self._incoming.get(message.m)
+        D_test, chunks = self._journal.D_test, self._incoming.get(message.m)
         if chunks is None:
             raise PeerError(f"device {message.m} sent test embeddings that nobody asked for; the peer is closed.")
         self._server.check_evaluation(message, D_test)
         if sum(len(chunk.h) for chunk in chunks) + len(message.h) > D_test:
             raise PeerError(f"device {message.m} sent more than {D_test} test embeddings; the peer is closed.")
-        self._book.meter.bytes_eval += self._codecs[message.m - 1].row_bytes(message.h.shape[1]) * len(message.h)
+        self._journal.meter.bytes_eval += self._codecs[message.m - 1].row_bytes(message.h.shape[1]) * len(message.h)
         chunks.append(message)
 
     def evaluated(self, m: int) -> None:
         """Device m has sent all its test embeddings."""
         chunks = self._incoming.pop(m, None)
-        if chunks is None or sum(len(chunk.h) for chunk in chunks) != self._book.D_test:
-            raise PeerError(f"device {m} must send {self._book.D_test} test embeddings when asked; the peer is closed.")
+        if chunks is None or sum(len(chunk.h) for chunk in chunks) != self._journal.D_test:
+            raise PeerError(
+                f"device {m} must send {self._journal.D_test} test embeddings when asked; the peer is closed."
+            )
         self._tests[m] = chunks
         self._notify()
 
@@ -133,11 +135,11 @@ class Rounds:
             await self._send_all()
             if self._server.t > before and (self._server.t % every == 0 or self._server.t == T):
                 await self.evaluate()
-            if self._book.checkpoint_due:
-                self._book.save([], [])
+            if self._journal.checkpoint_due:
+                self._journal.save([], [])
         if T == 0:
             self._server.train_head(self._gate.head_steps(0))
-        self._book.save([], [])
+        self._journal.save([], [])
         return self._server.t >= T
 
     async def evaluate(self) -> None:
@@ -157,14 +159,14 @@ class Rounds:
         for m, last in before.items():
             if m not in self._tests and last is not None:
                 self._tests[m] = last
-        self._book.evaluate(self.test_rows(), self._book.seconds)
-        assert self._book.metrics is not None
-        LOG.info("round %d of %d: %s", self._server.t, self._gate.plan.T, self._book.metrics.text())
+        self._journal.evaluate(self.test_rows(), self._journal.seconds)
+        assert self._journal.metrics is not None
+        LOG.info("round %d of %d: %s", self._server.t, self._gate.plan.T, self._journal.metrics.text())
 
     def test_rows(self) -> torch.Tensor:
         """The test rows of all devices, as last sent."""
         messages = [message for chunks in self._tests.values() for message in chunks]
-        return self._server.evaluation_rows(messages, self._book.D_test)
+        return self._server.evaluation_rows(messages, self._journal.D_test)
 
     def _go_on(self, own: Peer | None = None) -> bytes:
         """Begin all rounds that may begin. Whoever is ready soon shares their commit, if somebody can be.
@@ -258,7 +260,7 @@ class Rounds:
         one, self._answered = self._answered, None
         if one is None:
             return
-        server, meter, every = self._server, self._book.meter, self._config.train.eval_every
+        server, meter, every = self._server, self._journal.meter, self._config.train.eval_every
         message, release = one.batch.message, one.release
         try:
             server.accept(release, self._gate.head_steps(release.t))
@@ -270,7 +272,7 @@ class Rounds:
         meter.bytes_up += len(one.batch.frame) - 1
         meter.bytes_down += len(one.answer) - 1
         meter.payload_bytes += codec.embeddings_bytes(B, width, len(message.h)) + codec.answer_bytes(len(release.Delta))
-        if server.t % every == 0 or server.t == self._gate.plan.T or self._book.checkpoint_due:
+        if server.t % every == 0 or server.t == self._gate.plan.T or self._journal.checkpoint_due:
             self._open = False
             self._notify()
 

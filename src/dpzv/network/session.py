@@ -1,4 +1,4 @@
-"""The run that a host holds once the records are aligned: server, gate, book and rounds, new or as they were."""
+"""The run that a host holds once the records are aligned: server, gate, journal and rounds, new or as they were."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from contextlib import ExitStack
 
 from dpzv.config import Config, per_device
 from dpzv.errors import PeerError
-from dpzv.network.meeting import Labels, Meeting
+from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.peers import Peers
 from dpzv.network.rounds import Rounds
 from dpzv.privacy.plan import start_event
 from dpzv.protocol.messages import Fill, Release
 from dpzv.runtime import checkpoint
-from dpzv.runtime.book import Book, Judge
 from dpzv.runtime.build import plan_of
 from dpzv.runtime.gate import Gate
-from dpzv.runtime.record import RunFolder
+from dpzv.runtime.journal import Journal, Judge
 from dpzv.runtime.run import make_noise, open_ledger
+from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.sides import accelerator_of, codec_of, labels_of, make_server
 from dpzv.runtime.simulate import exactly
 
@@ -27,27 +27,33 @@ class Session:
     """A run between its aligned records and its folder; `stack` closes ledger and folder."""
 
     def __init__(
-        self, config: Config, labels: Labels, meeting: Meeting, folder: RunFolder, peers: Peers, stack: ExitStack
+        self,
+        config: Config,
+        labels: LabelRecords,
+        alignment: AlignmentState,
+        folder: RunFolder,
+        peers: Peers,
+        stack: ExitStack,
     ) -> None:
         self._config, self._folder = config, folder
-        y_train, y_test = meeting.labels()
+        y_train, y_test = alignment.labels()
         M, accelerator = len(config.network.devices), accelerator_of(config)
         self.plan, noise = plan_of(config, len(y_train), M), make_noise(config)
         widths = per_device("devices.embedding", config.devices.embedding, M)
         self.codecs = tuple(codec_of(config, m, self.plan) for m in range(1, M + 1))
         train = labels_of(y_train, labels.task, accelerator)
         self.server = make_server(config, labels.task, labels.outputs, train, widths, self.plan, noise)
-        described = {"name": labels.name, "records": len(y_train), "fingerprint": meeting.fingerprint}
+        described = {"name": labels.name, "records": len(y_train), "fingerprint": alignment.fingerprint}
         test = labels_of(y_test, labels.task, accelerator)
-        judge = Judge(labels.task, self.server.rule.loss, labels.outputs, test, described)
-        self.ledger = stack.enter_context(open_ledger(config, meeting.fingerprint, self.plan, folder))
+        judge = Judge(labels.task, self.server.method.loss, labels.outputs, test, described)
+        self.ledger = stack.enter_context(open_ledger(config, alignment.fingerprint, self.plan, folder))
         stack.enter_context(folder)
         for i, name in enumerate(self.plan.starts):
             if name == "dp-pca":
                 self.ledger.write_start(start_event(self.ledger.plan, i))
         gate = Gate(self.ledger, noise)
-        self.book = Book(config, judge, self.server, gate, folder)
-        self.rounds = Rounds(config, self.server, self.codecs, gate, self.book, folder, peers)
+        self.journal = Journal(config, judge, self.server, gate, folder)
+        self.rounds = Rounds(config, self.server, self.codecs, gate, self.journal, folder, peers)
         self.filled: set[int] = set()
         self._rows: dict[int, int] = {}  # rows that each device has filled so far
         self.begun = False
@@ -81,7 +87,7 @@ class Session:
             )
         self.server.fill(message)
         self._rows[message.m] = expected + len(message.h)
-        meter = self.book.meter
+        meter = self.journal.meter
         meter.bytes_up += size
         meter.bytes_initial += size
         meter.payload_bytes += self.codecs[message.m - 1].row_bytes(message.h.shape[1]) * len(message.h)
@@ -113,8 +119,8 @@ class Session:
             return
         progress = checkpoint.load(self._folder.checkpoint, [], self.server, None)
         self.begun = True
-        self.book.meter, self.book.targets = progress.meter, dict(progress.targets)
-        self.book.seconds_before = progress.seconds
+        self.journal.meter, self.journal.targets = progress.meter, dict(progress.targets)
+        self.journal.seconds_before = progress.seconds
         finished = self._folder.finished  # then its logs are complete
         if not finished:
             self._folder.cut(progress.lengths)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from dpzv.errors import ConfigError
-from dpzv.runtime.record import write_atomically
+from dpzv.runtime.run_folder import write_atomically
 
 __all__ = ["DeviceStatus", "Status", "metrics_text", "read_status", "serve_metrics", "write_status"]
 

@@ -27,10 +27,10 @@ class Device:
     """
 
     def __init__(
-        self, m: int, rule: DeviceRule, x_train: torch.Tensor, x_test: torch.Tensor, schedule: BatchSchedule
+        self, m: int, method: DeviceRule, x_train: torch.Tensor, x_test: torch.Tensor, schedule: BatchSchedule
     ) -> None:
         self.m = m
-        self.rule = rule
+        self.method = method
         self.position = 0
         self._x_train, self._x_test, self._schedule = x_train, x_test, schedule
         self.waiting = False
@@ -39,7 +39,7 @@ class Device:
     def fill(self, first: int = 0) -> Iterator[Fill]:
         """The embeddings of all train records from `first` on under the present w_m, in chunks."""
         for start in range(first, len(self._x_train), CHUNK):
-            yield Fill(self.m, start, _values(self.rule.fill(self._x_train[start : start + CHUNK], start)))
+            yield Fill(self.m, start, _values(self.method.fill(self._x_train[start : start + CHUNK], start)))
 
     def evaluate(self) -> Iterator[Evaluation]:
         """The embeddings of all test records under the present w_m, in chunks."""
@@ -48,7 +48,7 @@ class Device:
     def embed(self, x: torch.Tensor, chunk: int = CHUNK) -> Iterator[Evaluation]:
         """The embeddings of records outside training under the present w_m, in chunks."""
         for start in range(0, len(x), chunk):
-            h = self.rule.evaluate(x[start : start + chunk].to(self._x_train.device))
+            h = self.method.evaluate(x[start : start + chunk].to(self._x_train.device))
             yield Evaluation(self.m, start, _values(h))
 
     def features(self, ids: NDArray[np.int64]) -> torch.Tensor:
@@ -62,7 +62,7 @@ class Device:
         """The embeddings of the next batch; the same ones again until its release is received."""
         ready, self._next = self._next, None
         x = ready[1] if ready is not None and ready[0] == self.position else self._batch(self.position)
-        h = self.rule.embeddings(x, self.position)
+        h = self.method.embeddings(x, self.position)
         self.waiting = True
         return Embeddings(self.m, self.position, tuple(map(_values, h)))
 
@@ -82,7 +82,7 @@ class Device:
                 f"device {self.m} expected the release of its batch {self.position}, got one for batch "
                 f"{release.position} of device {release.m}; the server is closed."
             )
-        self.rule.update(release.Delta, position=release.position, t=release.t)
+        self.method.update(release.Delta, position=release.position, t=release.t)
         self.position += 1
         self.waiting = False
 

@@ -55,13 +55,13 @@ class Server:
 
     def __init__(
         self,
-        rule: ServerRule,
+        method: ServerRule,
         table: Table,
         y_train: torch.Tensor,
         schedules: tuple[BatchSchedule, ...],
         lams: tuple[float, ...],
     ) -> None:
-        self.rule, self.table, self.y_train = rule, table, y_train
+        self.method, self.table, self.y_train = method, table, y_train
         self.t = 0
         self.positions = [0] * len(schedules)
         self.times = [0] * len(schedules)  # t_m: the round of the last release device m was sent
@@ -99,7 +99,7 @@ class Server:
             contributes = finite if contributes is None else finite & contributes
         rows, y = self.table.rows(ids), gather(self.y_train, ids)
         columns, lam = self.table.columns(m), self._lams[m - 1]
-        answer = self.rule.answer(Question(t, m, message.position, rows, columns, arrays, y, lam, contributes))
+        answer = self.method.answer(Question(t, m, message.position, rows, columns, arrays, y, lam, contributes))
         pending = Pending(t, m, message.position, len(ids), answer.totals, answer.grid, answer.divisor)
         self._asked = _Asked(pending, ids, rows, y)
         return pending
@@ -112,7 +112,7 @@ class Server:
         self.table.keep(m, asked.ids, asked.rows, self.times[m - 1])
         if release.t % (len(self.positions) + 1) == 0:
             self._measure_delay(asked.ids)
-        self.rule.update(release.t, release.Delta, asked.rows, asked.y, head_steps)
+        self.method.update(release.t, release.Delta, asked.rows, asked.y, head_steps)
         self.t = release.t
         self.positions[m - 1] += 1
         self.times[m - 1] = release.t
@@ -120,7 +120,7 @@ class Server:
 
     def train_head(self, steps: int) -> None:
         """Take private head steps outside a round: in a run without rounds, on the first fill of the table."""
-        self.rule.update(0, np.zeros(1), self.table.h[:0], self.y_train[:0], steps)
+        self.method.update(0, np.zeros(1), self.table.h[:0], self.y_train[:0], steps)
 
     def evaluation_rows(self, messages: list[Evaluation], D_test: int) -> torch.Tensor:
         """Uploaded test embeddings of all devices as rows [D_test, k_1+...+k_M] for a head."""
@@ -165,9 +165,9 @@ class Server:
             )
         shape = (self._schedules[message.m - 1].B, self.table.widths[message.m - 1])
         shapes = [h.shape for h in message.h]
-        if shapes != [shape] * self.rule.uploads:
+        if shapes != [shape] * self.method.uploads:
             raise PeerError(
-                f"device {message.m} must send {self.rule.uploads} embeddings of {shape[0]} records of width "
+                f"device {message.m} must send {self.method.uploads} embeddings of {shape[0]} records of width "
                 f"{shape[1]}, got shapes {shapes}; the peer is closed."
             )
 

@@ -20,7 +20,7 @@ from dpzv.protocol.device import Device
 from dpzv.protocol.server import Delays, Server
 from dpzv.runtime.clock import VirtualClock
 from dpzv.runtime.meter import Meter
-from dpzv.runtime.record import write_tensors
+from dpzv.runtime.run_folder import write_tensors
 
 __all__ = ["Progress", "load", "rounds", "save"]
 
@@ -45,8 +45,8 @@ def _tensors(devices: list[Device], server: Server) -> dict[str, torch.Tensor]:
         "times": torch.from_numpy(server.table.times),
     }
     for name, module, velocity in [
-        ("server", server.rule.head, server.rule.rule.velocity),
-        *((f"device-{d.m}", d.rule.network, d.rule.velocity) for d in devices),
+        ("server", server.method.head, server.method.head_rule.velocity),
+        *((f"device-{d.m}", d.method.network, d.method.velocity) for d in devices),
     ]:
         tensors |= {f"{name}.{key}": value for key, value in module.state_dict().items()}
         tensors |= {f"{name}/velocity-{i}": value for i, value in enumerate(velocity)}

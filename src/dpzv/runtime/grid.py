@@ -22,9 +22,9 @@ from typing import IO, Any, Self
 import msgspec
 
 from dpzv import config as configuration
-from dpzv.config import Config, Runtime, Tree
+from dpzv.config import Config, RuntimeSection, Tree
 from dpzv.errors import ConfigError
-from dpzv.runtime.record import write_atomically
+from dpzv.runtime.run_folder import write_atomically
 
 __all__ = ["Failure", "Job", "State", "Watch", "config_hash", "cores", "jobs_that_fit", "layered", "run"]
 
@@ -87,7 +87,7 @@ def config_hash(config: Config) -> str:
         recipe="",
         data=msgspec.structs.replace(config.data, path=""),
         table=msgspec.structs.replace(config.table, path=""),
-        runtime=msgspec.structs.replace(config.runtime, checkpoint_seconds=Runtime().checkpoint_seconds),
+        runtime=msgspec.structs.replace(config.runtime, checkpoint_seconds=RuntimeSection().checkpoint_seconds),
     )
     return hashlib.sha256(configuration.render(plain).encode()).hexdigest()
 

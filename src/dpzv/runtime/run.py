@@ -20,11 +20,11 @@ from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
 from dpzv.privacy.plan import PrivacyPlan, start_event
 from dpzv.rng import seed_of
 from dpzv.runtime import checkpoint
-from dpzv.runtime.book import Observer
 from dpzv.runtime.build import Parts, assemble, plan_of
+from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.gate import Gate
-from dpzv.runtime.networks import make_networks
-from dpzv.runtime.record import RunFolder
+from dpzv.runtime.journal import Observer
+from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import Simulation
 from dpzv.terms import NoiseSourceName
 

@@ -18,10 +18,10 @@ from dpzv.config import Config
 from dpzv.data.dataset import Dataset
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
 from dpzv.runtime import checkpoint
-from dpzv.runtime.book import Book, Judge, Observer
 from dpzv.runtime.build import Parts
 from dpzv.runtime.gate import Gate
-from dpzv.runtime.record import RunFolder, write_tensors
+from dpzv.runtime.journal import Journal, Judge, Observer
+from dpzv.runtime.run_folder import RunFolder, write_tensors
 
 __all__ = ["Simulation", "exactly"]
 
@@ -33,18 +33,18 @@ class Simulation:
         self._config, self._parts, self._gate, self._folder, self._T = config, parts, gate, folder, T
         described = {"name": data.name, "records": len(data.y_train), "fingerprint": data.fingerprint}
         judge = Judge(parts.task, parts.loss, parts.outputs, parts.y_test, described)
-        self._book = Book(config, judge, parts.server, gate, folder)
+        self._journal = Journal(config, judge, parts.server, gate, folder)
         self._filled = False  # the first checkpoint is taken after the first fill
 
     def restore(self) -> None:
         """Go back to the last checkpoint, or to the start if there is none yet."""
         lengths = (0, 0)
         if self._folder.checkpoint.exists():
-            parts, book = self._parts, self._book
+            parts, journal = self._parts, self._journal
             progress = checkpoint.load(self._folder.checkpoint, parts.devices, parts.server, parts.clock)
             self._filled = True
-            book.meter, book.targets = progress.meter, dict(progress.targets)
-            book.seconds_before, lengths = progress.seconds, progress.lengths
+            journal.meter, journal.targets = progress.meter, dict(progress.targets)
+            journal.seconds_before, lengths = progress.seconds, progress.lengths
         self._folder.cut(lengths)
 
     def run(self, observe: Observer, max_seconds: float = float("inf")) -> dict[str, Any] | None:
@@ -52,24 +52,24 @@ class Simulation:
 
         After `max_seconds` no further round is begun; the final head and the summary follow as usual.
         """
-        server, book = self._parts.server, self._book
+        server, journal = self._parts.server, self._journal
         if not self._filled:
             if self._config.table.start == "fill":
                 self._fill(observe)
             self._evaluate()
             self._save()
-        while server.t < self._T and book.seconds < max_seconds:
+        while server.t < self._T and journal.seconds < max_seconds:
             self.round()
             if server.t % self._config.train.eval_every == 0 or server.t == self._T:
                 self._evaluate()
-            if book.checkpoint_due:
+            if journal.checkpoint_due:
                 self._save()
-            if not observe(book.snapshot("rounds")):
+            if not observe(journal.snapshot("rounds")):
                 self._save()
                 return None
         if self._T == 0:
             server.train_head(self._gate.head_steps(0))
-        observe(book.snapshot("final head"))
+        observe(journal.snapshot("final head"))
         return self._finish()
 
     def round(self) -> None:
@@ -90,11 +90,11 @@ class Simulation:
         device.receive(received)
         parts.clock.answered(m, device.position)
         self._folder.transcript(release.t, m, exactly(release.Delta), digest.hex())
-        self._book.meter.bytes_up += len(frame)
-        self._book.meter.bytes_down += len(answer)
+        self._journal.meter.bytes_up += len(frame)
+        self._journal.meter.bytes_down += len(answer)
         width, arrays = message.h[0].shape[1], len(message.h)
-        self._book.meter.payload_bytes += codec.embeddings_bytes(pending.B, width, arrays)
-        self._book.meter.payload_bytes += codec.answer_bytes(len(release.Delta))
+        self._journal.meter.payload_bytes += codec.embeddings_bytes(pending.B, width, arrays)
+        self._journal.meter.payload_bytes += codec.answer_bytes(len(release.Delta))
 
     def _fill(self, observe: Observer) -> None:
         for device, codec in zip(self._parts.devices, self._parts.codecs, strict=True):
@@ -103,35 +103,35 @@ class Simulation:
                 received = codec.decode(frame)
                 assert isinstance(received, Fill)
                 self._parts.server.fill(received)
-                self._book.meter.bytes_up += len(frame)
-                self._book.meter.bytes_initial += len(frame)
-                self._book.meter.payload_bytes += codec.row_bytes(received.h.shape[1]) * len(received.h)
-            observe(self._book.snapshot("first fill of the table"))
+                self._journal.meter.bytes_up += len(frame)
+                self._journal.meter.bytes_initial += len(frame)
+                self._journal.meter.payload_bytes += codec.row_bytes(received.h.shape[1]) * len(received.h)
+            observe(self._journal.snapshot("first fill of the table"))
 
     def _test_rows(self) -> torch.Tensor:
         messages = []
         for device, codec in zip(self._parts.devices, self._parts.codecs, strict=True):
             for message in device.evaluate():
                 frame = codec.encode(message)
-                self._book.meter.bytes_eval += len(frame)
+                self._journal.meter.bytes_eval += len(frame)
                 received = codec.decode(frame)
                 assert isinstance(received, Evaluation)
                 messages.append(received)
         return self._parts.server.evaluation_rows(messages, len(self._parts.y_test))
 
     def _evaluate(self) -> None:
-        self._book.evaluate(self._test_rows(), self._parts.clock.seconds)
+        self._journal.evaluate(self._test_rows(), self._parts.clock.seconds)
 
     def _save(self) -> None:
-        self._book.save(self._parts.devices, self._parts.clock.state())
+        self._journal.save(self._parts.devices, self._parts.clock.state())
 
     def _finish(self) -> dict[str, Any]:
-        """Write the devices' weights, then let the book end the run."""
+        """Write the devices' weights, then let the journal end the run."""
         self._save()
         for device in self._parts.devices:
             path = self._folder.path / "weights" / f"device-{device.m}.safetensors"
-            write_tensors(path, device.rule.network.state_dict(), {})
-        return self._book.finish(self._test_rows(), self._parts.clock.seconds)
+            write_tensors(path, device.method.network.state_dict(), {})
+        return self._journal.finish(self._test_rows(), self._parts.clock.seconds)
 
 
 def exactly(Delta: NDArray[np.float64]) -> str:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dpzv import config as configuration
-from dpzv.config import Config, Head, Noise, Privacy, Train
+from dpzv.config import Config, HeadSection, NoiseSection, PrivacySection, TrainSection
 from dpzv.errors import ConfigError, DpzvError
 from dpzv.runtime.grid import Job, State, Watch, config_hash, cores, jobs_that_fit
-from dpzv.runtime.record import write_atomically
+from dpzv.runtime.run_folder import write_atomically
 
 if TYPE_CHECKING:
     from dpzv.data.dataset import Dataset
@@ -74,10 +74,10 @@ def work_of(config: Config) -> Config:
     return Config(
         data=config.data,
         devices=msgspec.structs.replace(config.devices, compute=0.01, bandwidth=12.5e6, latency=0.0),
-        train=Train(method=train.method, rounds=0, B=train.B, q=train.q, momentum=train.momentum),
-        head=Head(rule="frozen"),  # the server's work is not a device's
-        privacy=Privacy(epsilon=float("inf"), protects="labels", min_batch=config.privacy.min_batch),
-        noise=Noise(source="seeded"),
+        train=TrainSection(method=train.method, rounds=0, B=train.B, q=train.q, momentum=train.momentum),
+        head=HeadSection(rule="frozen"),  # the server's work is not a device's
+        privacy=PrivacySection(epsilon=float("inf"), protects="labels", min_batch=config.privacy.min_batch),
+        noise=NoiseSection(source="seeded"),
         codec=config.codec,
         runtime=config.runtime,
     )
@@ -227,10 +227,10 @@ def _seconds(config: Config, data: Dataset) -> float:
     Of each device's batches the fastest counts: whatever else the machine does can only make one slower.
     """
     from dpzv.runtime.build import assemble, plan_of
+    from dpzv.runtime.device_networks import make_networks
     from dpzv.runtime.gate import Gate
-    from dpzv.runtime.networks import make_networks
-    from dpzv.runtime.record import RunFolder
     from dpzv.runtime.run import make_ledger, make_noise
+    from dpzv.runtime.run_folder import RunFolder
     from dpzv.runtime.simulate import Simulation
 
     D, M = len(data.y_train), len(data.x_train)

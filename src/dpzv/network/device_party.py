@@ -32,12 +32,12 @@ from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Message, Release
 from dpzv.runtime.build import plan_of
-from dpzv.runtime.networks import make_network
-from dpzv.runtime.record import write_tensors
+from dpzv.runtime.device_networks import make_network
 from dpzv.runtime.run import make_noise
+from dpzv.runtime.run_folder import write_tensors
 from dpzv.runtime.sides import codec_of, make_device
 
-__all__ = ["Features", "Guest"]
+__all__ = ["DeviceParty", "FeatureRecords"]
 
 LOG = logging.getLogger("dpzv.device")
 STATE = "state.safetensors"
@@ -51,7 +51,7 @@ STAYING_PAUSE = 3.0
 """Seconds between two attempts of a device that waits for somebody who wants predictions, at most."""
 
 
-class Features(msgspec.Struct, frozen=True):
+class FeatureRecords(msgspec.Struct, frozen=True):
     """A device's own records: hashed ids uint8 [n, 16] and features [n, d_m]."""
 
     hashes: NDArray[np.uint8]
@@ -66,10 +66,10 @@ class _State(msgspec.Struct, frozen=True):
     D: int = 0
 
 
-class Guest:
+class DeviceParty:
     """A device between its features and its folder."""
 
-    def __init__(self, config: Config, features: Features, folder: Path) -> None:
+    def __init__(self, config: Config, features: FeatureRecords, folder: Path) -> None:
         self._config, self._features, self._folder = config, features, folder
         self._device: Device | None = None
         self._codec: Codec | None = None
@@ -316,12 +316,12 @@ class Guest:
 
     def _finish(self, device: Device) -> None:
         path = self._folder / "weights" / f"device-{device.m}.safetensors"
-        write_tensors(path, device.rule.network.state_dict(), {})
+        write_tensors(path, device.method.network.state_dict(), {})
 
 
 def _tensors(device: Device) -> dict[str, torch.Tensor]:
-    tensors = {f"network.{name}": tensor for name, tensor in device.rule.network.state_dict().items()}
-    return tensors | {f"velocity.{i}": tensor for i, tensor in enumerate(device.rule.velocity)}
+    tensors = {f"network.{name}": tensor for name, tensor in device.method.network.state_dict().items()}
+    return tensors | {f"velocity.{i}": tensor for i, tensor in enumerate(device.method.velocity)}
 
 
 def _readable(path: Path) -> Any:

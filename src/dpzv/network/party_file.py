@@ -9,13 +9,13 @@ import msgspec
 
 from dpzv import config as configuration
 from dpzv.config import Config
-from dpzv.data import party as records
+from dpzv.data import party_records as records
 from dpzv.data.alignment import keyed
 from dpzv.errors import ConfigError, DataError
+from dpzv.network.alignment_state import LabelRecords
 from dpzv.network.credentials import Credentials, own_name
-from dpzv.network.guest import Features
+from dpzv.network.device_party import FeatureRecords
 from dpzv.network.keyfiles import read_alignment_key
-from dpzv.network.meeting import Labels
 
 __all__ = ["Party", "load_party"]
 
@@ -49,21 +49,21 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
     metrics: str
     data: records.PartyData
 
-    def features(self) -> Features:
+    def features(self) -> FeatureRecords:
         """A device's own records."""
         if self.data.features is None:
             raise ConfigError("a device needs features, got none; add [data.features] to its file.")
         table = records.read_features(self.data.features)
-        return Features(keyed(table.ids, read_alignment_key(self.alignment_key)), table.x)
+        return FeatureRecords(keyed(table.ids, read_alignment_key(self.alignment_key)), table.x)
 
-    def labels(self) -> Labels:
+    def labels(self) -> LabelRecords:
         """The server's own records."""
         asked = self.data.labels
         if asked is None:
             raise ConfigError("the server needs labels, got none; add [data.labels] to its file.")
         table = records.read_labels(asked)
         hashes = keyed(table.ids, read_alignment_key(self.alignment_key))
-        return Labels(hashes, table.y, asked.task, len(asked.classes or ()), Path(asked.file).stem)
+        return LabelRecords(hashes, table.y, asked.task, len(asked.classes or ()), Path(asked.file).stem)
 
 
 def load_party(path: Path) -> Party:

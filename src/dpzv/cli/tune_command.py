@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from dpzv.cli.compare import (
+from dpzv.cli.compare_command import (
     ALL,
     Account,
-    Batch,
+    Executed,
     Jobs,
     Json,
     Methods,
@@ -94,24 +94,24 @@ def tune(
             configs[f"{method}-eps{epsilon:g}-trial{number}"] = configuration.parse(made)
     folder = out or Path("runs") / f"tune-{Path(recipe).stem}"
     base = configuration.parse(layered(tree, {}, "", [*changes, {"train": {"method": "dpzv"}}]))
-    batch = execute(configs, base, folder, jobs, quiet=quiet or json)
-    judged = _judge(drawn, batch, folder)
+    executed = execute(configs, base, folder, jobs, quiet=quiet or json)
+    judged = _judge(drawn, executed, folder)
     _write(judged, chosen, names, f"{Path(recipe).stem} at epsilon {epsilon:g}, {accounting} accounting", folder)
     if json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(judged), indent=2).decode() + "\n")
     elif not quiet:
         _show(judged, folder)
-    fail(batch.failures)
+    fail(executed.failures)
 
 
-def _judge(drawn: list[tuple[str, int, dict[str, Any]]], batch: Batch, folder: Path) -> list[_Trial]:
+def _judge(drawn: list[tuple[str, int, dict[str, Any]]], executed: Executed, folder: Path) -> list[_Trial]:
     """The trials with their figures, from the summaries of their runs."""
     from dpzv.report.records import headline
     from dpzv.runtime.grid import config_hash
 
-    failures = {failure.name: failure.sentence for failure in batch.failures}
+    failures = {failure.name: failure.sentence for failure in executed.failures}
     judged = []
-    for (method, number, setting), job in zip(drawn, batch.jobs, strict=True):
+    for (method, number, setting), job in zip(drawn, executed.jobs, strict=True):
         trial = _Trial(method, number, setting, config_hash(job.config), failure=failures.get(job.name, ""))
         place = folder / "runs" / job.key / "summary.json"
         if place.exists():
@@ -132,7 +132,7 @@ def _judge(drawn: list[tuple[str, int, dict[str, Any]]], batch: Batch, folder: P
 def _write(judged: list[_Trial], settings: dict[str, Any], methods: list[str], what: str, folder: Path) -> None:
     """Write trials.jsonl, and best.toml: the settings the trials began from with each method's best on top."""
     from dpzv.config import merge
-    from dpzv.runtime.record import write_atomically
+    from dpzv.runtime.run_folder import write_atomically
     from dpzv.runtime.search import settings_text, tree_of
 
     write_atomically(folder / "trials.jsonl", b"".join(msgspec.json.encode(trial) + b"\n" for trial in judged))

@@ -15,7 +15,7 @@ import typer
 
 if TYPE_CHECKING:
     from dpzv.config import Config
-    from dpzv.runtime.book import Observer, Snapshot
+    from dpzv.runtime.journal import Observer, Snapshot
 
 __all__ = ["resume", "train"]
 

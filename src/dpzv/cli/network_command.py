@@ -15,8 +15,8 @@ import msgspec
 import typer
 
 if TYPE_CHECKING:
-    from dpzv.network.party import Party
-    from dpzv.runtime.record import RunFolder
+    from dpzv.network.party_file import Party
+    from dpzv.runtime.run_folder import RunFolder
 
 __all__ = ["device", "predict", "server"]
 
@@ -35,8 +35,8 @@ def server(
     Example: dpzv server server.toml
     """
     from dpzv.errors import ConfigError
-    from dpzv.network.operate import open_folder
-    from dpzv.network.party import load_party
+    from dpzv.network.party_file import load_party
+    from dpzv.network.serve import open_folder
     from dpzv.network.status import read_status
 
     own = load_party(party)
@@ -69,7 +69,7 @@ def device(
     Example: dpzv device weather.toml
     """
     from dpzv.errors import ConfigError
-    from dpzv.network.party import load_party
+    from dpzv.network.party_file import load_party
 
     own = load_party(party)
     if not own.server:
@@ -90,14 +90,14 @@ def predict(
     Example: dpzv predict server.toml --ids new.txt --out predictions.csv
     """
     from dpzv.data.alignment import keyed
-    from dpzv.data.party import in_units
+    from dpzv.data.party_records import in_units
     from dpzv.errors import DataError
     from dpzv.models.losses import predictions
     from dpzv.network.credentials import server_credentials
     from dpzv.network.keyfiles import read_alignment_key
-    from dpzv.network.party import load_party
+    from dpzv.network.party_file import load_party
     from dpzv.network.predict import Predictor
-    from dpzv.runtime.record import RunFolder, write_atomically
+    from dpzv.runtime.run_folder import RunFolder, write_atomically
 
     own = load_party(party)
     _log(quiet)
@@ -121,16 +121,16 @@ def predict(
 
 
 async def _serve(own: Party, folder: RunFolder) -> dict[str, Any] | None:
-    from dpzv.network.operate import serve
+    from dpzv.network.serve import serve
 
     return await serve(own, folder, lambda host: _on_signal(host.stop))
 
 
 async def _take_part(own: Party, stay: bool) -> None:
     from dpzv.network.credentials import channel_credentials
-    from dpzv.network.guest import Guest
+    from dpzv.network.device_party import DeviceParty
 
-    guest = Guest(own.config, own.features(), own.out)
+    guest = DeviceParty(own.config, own.features(), own.out)
     _on_signal(guest.stop)
     await guest.run(own.server, lambda: channel_credentials(own.credentials), server=own.server_name, stay=stay)
 
@@ -142,7 +142,7 @@ def _on_signal(stop: Callable[[], None]) -> None:
 
 
 def _log(quiet: bool) -> None:
-    from dpzv.network.operate import JsonLines
+    from dpzv.network.serve import JsonLines
 
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())

@@ -25,11 +25,11 @@ from dpzv.runtime import checkpoint
 from dpzv.runtime.evaluate import Metrics, measure
 from dpzv.runtime.gate import Gate
 from dpzv.runtime.meter import Meter
-from dpzv.runtime.record import RunFolder, write_tensors
+from dpzv.runtime.run_folder import RunFolder, write_tensors
 from dpzv.runtime.sides import make_head
 from dpzv.terms import Task
 
-__all__ = ["Book", "Judge", "Observer", "Snapshot"]
+__all__ = ["Journal", "Judge", "Observer", "Snapshot"]
 
 AT_STAKE = 0.02
 """The share of a head's steps after which a checkpoint is written: what a crash may cost of them."""
@@ -63,7 +63,7 @@ class Judge:
     data: dict[str, Any]
 
 
-class Book:
+class Journal:
     """A run's figures so far. `meter`, `targets` and `seconds_before` are restored from a checkpoint."""
 
     def __init__(self, config: Config, judge: Judge, server: Server, gate: Gate, folder: RunFolder) -> None:
@@ -114,7 +114,7 @@ class Book:
     def evaluate(self, rows: torch.Tensor, virtual_seconds: float) -> None:
         """Measure the head in the loop on test rows, write a line of metrics, note targets passed."""
         server, meter, judge = self._server, self.meter, self._judge
-        self.metrics = measure(server.rule.head, rows, judge.y_test, judge.task, judge.loss)
+        self.metrics = measure(server.method.head, rows, judge.y_test, judge.task, judge.loss)
         self._epsilon_spent = self._gate.epsilon_spent
         self._folder.metric(
             {
@@ -151,9 +151,9 @@ class Book:
     def finish(self, rows: torch.Tensor, virtual_seconds: float) -> dict[str, Any]:
         """Fit the final head, write the server's weights and, last of all, the summary."""
         judge, server, head_config = self._judge, self._server, self._config.head
-        private = measure(server.rule.head, rows, judge.y_test, judge.task, judge.loss)
+        private = measure(server.method.head, rows, judge.y_test, judge.task, judge.loss)
         final, weights = private, self._folder.path / "weights"
-        write_tensors(weights / "server.safetensors", server.rule.head.state_dict(), {})
+        write_tensors(weights / "server.safetensors", server.method.head.state_dict(), {})
         if head_config.final == "refit":
             head = make_head(self._config, server.table.h.shape[1], judge.outputs, "final")
             refit(

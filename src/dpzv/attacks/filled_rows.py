@@ -8,7 +8,7 @@ import torch
 from dpzv.attacks.bound import Evidence
 from dpzv.attacks.canary import LABELS, probe
 from dpzv.attacks.target import Machine, Target
-from dpzv.config import Head as HeadConfig
+from dpzv.config import HeadSection
 from dpzv.methods.gradients import clipped_gradient_sum
 from dpzv.models.head import Head
 
@@ -35,7 +35,7 @@ def filled_rows(target: Target, n: int) -> Evidence:
     return Evidence(scores[0], scores[1], 0.0, plan.cost, plan.delta_dp, plan.epsilon_replace_one)
 
 
-def _score(machine: Machine, head: HeadConfig) -> float:
+def _score(machine: Machine, head: HeadSection) -> float:
     """Where the noisy sums lie between the two gradients at the w_0 of each step: above 0 is nearer to the second.
 
     All empty rows have the same gradient, so looking across it leaves out the others, however many were drawn.
@@ -47,7 +47,7 @@ def _score(machine: Machine, head: HeadConfig) -> float:
         others = _gradient(machine, torch.zeros_like(row), LABELS[0], head.C_0)
         machine.server.train_head(1)
         # the velocity is a running sum of noisy sums over the public size of the batch
-        velocity = _vector(machine.server.rule.rule.velocity)
+        velocity = _vector(machine.server.method.head_rule.velocity)
         noisy = (velocity - head.momentum * before) * machine.plan.head_batch
         apart = second - first
         apart -= others * (apart @ others) / (others @ others)
@@ -58,7 +58,7 @@ def _score(machine: Machine, head: HeadConfig) -> float:
 
 def _gradient(machine: Machine, row: torch.Tensor, label: int, C_0: float) -> torch.Tensor:
     """The clipped gradient of a record with this `row` [1, k] and label at the present w_0."""
-    rule = machine.server.rule
+    rule = machine.server.method
     assert isinstance(rule.head, Head)
     return _vector(clipped_gradient_sum(rule.head, row, torch.tensor([label]), rule.loss, C_0))
 

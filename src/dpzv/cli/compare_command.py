@@ -22,10 +22,10 @@ from dpzv.validate import one_of, positive
 if TYPE_CHECKING:
     from dpzv.config import Config, Tree
     from dpzv.report.records import Record
-    from dpzv.runtime.charge import Compute
+    from dpzv.runtime.compute_cost import Compute
     from dpzv.runtime.grid import Failure, Job, State, Watch
 
-__all__ = ["Batch", "compare", "execute", "fail", "methods_of", "numbers_of"]
+__all__ = ["Executed", "compare", "execute", "fail", "methods_of", "numbers_of"]
 
 Recipe = Annotated[str, typer.Argument(help="A shipped recipe's name, or a TOML file.")]
 Sets = Annotated[
@@ -51,7 +51,7 @@ ALL = ",".join(get_args(MethodName))
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Executed:
     """What came of a grid of runs: the jobs, the figures they were charged by, and those that failed."""
 
     jobs: list[Job]
@@ -102,26 +102,26 @@ def compare(
     cells = _cells(tree, chosen, changes, names, epsilons, seeds)
     folder = out or Path("runs") / f"compare-{Path(recipe).stem}"
     base = configuration.parse(layered(tree, {}, "", [*changes, {"train": {"method": "dpzv"}}]))
-    batch = execute({cell.name: cell.config for cell in cells}, base, folder, jobs, quiet=quiet or json)
-    records = _records(cells, batch, folder)
+    executed = execute({cell.name: cell.config for cell in cells}, base, folder, jobs, quiet=quiet or json)
+    records = _records(cells, executed, folder)
     if records:
-        _report(recipe, accounting, cells, records, batch, seeds, folder, quiet=quiet, json=json)
-    fail(batch.failures)
+        _report(recipe, accounting, cells, records, executed, seeds, folder, quiet=quiet, json=json)
+    fail(executed.failures)
 
 
-def execute(configs: dict[str, Config], base: Config, folder: Path, jobs: int, *, quiet: bool) -> Batch:
+def execute(configs: dict[str, Config], base: Config, folder: Path, jobs: int, *, quiet: bool) -> Executed:
     """Measure, then run all configurations by name under one progress bar; ends with 130 if interrupted."""
-    from dpzv.runtime import charge, grid
+    from dpzv.runtime import compute_cost, grid
 
     with _watching(quiet) as watch:
-        prepared = charge.prepare(configs, base, folder, jobs, watch)
+        prepared = compute_cost.prepare(configs, base, folder, jobs, watch)
         if prepared is None:
             _interrupted()
         made, compute, at_once = prepared
         failures = grid.run(made, folder, at_once, watch)
     if failures is None:
         _interrupted()
-    return Batch(made, compute, failures)
+    return Executed(made, compute, failures)
 
 
 def methods_of(text: str) -> list[str]:
@@ -172,12 +172,12 @@ def _cells(
     return cells
 
 
-def _records(cells: list[_Cell], batch: Batch, folder: Path) -> list[Record]:
+def _records(cells: list[_Cell], executed: Executed, folder: Path) -> list[Record]:
     """The records of all finished runs."""
     from dpzv.report.records import read
 
     records = []
-    for cell, job in zip(cells, batch.jobs, strict=True):
+    for cell, job in zip(cells, executed.jobs, strict=True):
         place = folder / "runs" / job.key
         if (place / "summary.json").exists():
             record = read(place, cell.method, _shown(cell), cell.seed)
@@ -196,7 +196,7 @@ def _report(
     accounting: str,
     cells: list[_Cell],
     records: list[Record],
-    batch: Batch,
+    executed: Executed,
     seeds: int,
     folder: Path,
     *,
@@ -204,20 +204,20 @@ def _report(
     json: bool,
 ) -> None:
     """Write table.json, table.md and figure.png, and print the table."""
-    from dpzv.report import figure, table
-    from dpzv.runtime.record import write_atomically
+    from dpzv.report import comparison_table, figure
+    from dpzv.runtime.run_folder import write_atomically
 
     trained = [cell for cell in cells if cell.epsilon is not None]
     train = trained[0].config.train
     target = max(train.target, default=None)
-    compute = {cell.method: batch.compute.cost(cell.config).factor for cell in trained}
-    made = table.rows(records, target, compute)
-    above = table.ahead(made)
-    below = table.footnotes(made, seeds, train.eval_every)
+    compute = {cell.method: executed.compute.cost(cell.config).factor for cell in trained}
+    made = comparison_table.rows(records, target, compute)
+    above = comparison_table.ahead(made)
+    below = comparison_table.footnotes(made, seeds, train.eval_every)
     outcome = {"schema": 1, "recipe": recipe, "accounting": accounting, "ahead": above, "rows": made, "notes": below}
     text = msgspec.json.format(msgspec.json.encode(outcome), indent=2) + b"\n"
     write_atomically(folder / "table.json", text)
-    write_atomically(folder / "table.md", table.markdown(made, above, below).encode())
+    write_atomically(folder / "table.md", comparison_table.markdown(made, above, below).encode())
     figure.draw(records, target, f"{Path(recipe).stem}, {accounting} accounting", folder / "figure.png")
     if json:
         sys.stdout.write(text.decode())
@@ -229,7 +229,7 @@ def _show(made: Sequence[Any], above: list[str], below: list[str], folder: Path)
     from rich.console import Console
     from rich.table import Table
 
-    from dpzv.report import table
+    from dpzv.report import comparison_table
 
     console = Console()
     for line in above:
@@ -238,13 +238,13 @@ def _show(made: Sequence[Any], above: list[str], below: list[str], folder: Path)
         console.print()
     if console.is_terminal:
         shown = Table(box=None, pad_edge=False, header_style="bold")
-        for name in table.header(made):
+        for name in comparison_table.header(made):
             shown.add_column(name, justify="left" if name in ("method", "guarantee") else "right")
         for row in made:
-            shown.add_row(*table.cells(row))
+            shown.add_row(*comparison_table.cells(row))
         console.print(shown)
     else:
-        sys.stdout.write(table.plain(made) + "\n")
+        sys.stdout.write(comparison_table.plain(made) + "\n")
     console.print()
     for line in [*below, f"Table and figure: {folder}"]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

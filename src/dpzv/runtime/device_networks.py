@@ -14,12 +14,12 @@ from dpzv.config import Config, per_device
 from dpzv.data.dataset import Dataset
 from dpzv.data.encoder import encoder_folder
 from dpzv.errors import ConfigError, DataError
+from dpzv.models.dense import linear, mlp
 from dpzv.models.gabor import GaborCNN
 from dpzv.models.gabor_patch import GaborPatchCNN
 from dpzv.models.head import Head
 from dpzv.models.images import PatchCNN, StripCNN, geometry
 from dpzv.models.layers import train_last
-from dpzv.models.networks import linear, mlp
 from dpzv.models.resnet import ResNet18
 from dpzv.models.starts import LinearStart, dp_pca_start, pca_start, set_linear
 from dpzv.models.text import TextEncoder, load_bert

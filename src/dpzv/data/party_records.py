@@ -33,9 +33,9 @@ from dpzv.terms import Task
 from dpzv.validate import nearest
 
 __all__ = [
-    "Features",
+    "FeatureSettings",
+    "LabelSettings",
     "LabelTable",
-    "Labels",
     "PartyData",
     "PartyTable",
     "in_units",
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 
-class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[data.features]: a device's file, its id column, and how its feature columns are encoded."""
 
     file: str
@@ -66,7 +66,7 @@ class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 )
 
 
-class Labels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LabelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[data.labels]: the server's file, its id column and its label column.
 
     classes: the public list of label values, in the order of their numbers from 0, for `binary` (exactly two; the
@@ -111,8 +111,8 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class PartyData(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[data] of a party: a device has features, the server labels; a label holder with features has both."""
 
-    features: Features | None = None
-    labels: Labels | None = None
+    features: FeatureSettings | None = None
+    labels: LabelSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +158,7 @@ def parse(tree: Mapping[str, Any], folder: Path) -> PartyData:
     return PartyData(**found)
 
 
-def read_features(settings: Features) -> PartyTable:
+def read_features(settings: FeatureSettings) -> PartyTable:
     """Read a device's file and encode its features by their public settings.
 
     Formal guarantee: row i of x is a function of row i of the file and of `settings` alone, and its squared norm is
@@ -183,7 +183,7 @@ def read_features(settings: Features) -> PartyTable:
     return PartyTable(ids=ids, x=np.vstack(parts))
 
 
-def read_labels(settings: Labels) -> LabelTable:
+def read_labels(settings: LabelSettings) -> LabelTable:
     """Read the server's file; a label that is missing, no number, or not among the classes is refused, with counts."""
     ids: list[str] = []
     found: list[object] = []
@@ -212,13 +212,13 @@ def read_labels(settings: Labels) -> LabelTable:
     return LabelTable(ids=ids, y=codes)
 
 
-def in_units(settings: Labels, outputs: NDArray[np.floating]) -> NDArray[np.float64]:
+def in_units(settings: LabelSettings, outputs: NDArray[np.floating]) -> NDArray[np.float64]:
     """Numbers on the scale -1..1 of a regression's y, such as predictions, on the scale of the label column."""
     low, high = _range(settings)
     return low + (outputs.astype(np.float64) + 1) / 2 * (high - low)
 
 
-def _range(settings: Labels) -> tuple[float, float]:
+def _range(settings: LabelSettings) -> tuple[float, float]:
     if settings.low is None or settings.high is None:
         raise ConfigError(f"a range belongs to a regression, but task is '{settings.task}'; ask for none.")
     return settings.low, settings.high
@@ -235,7 +235,11 @@ def _explain(problem: str) -> str:
     key = "data" + where.rstrip("`")
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", what)
     if unknown:
-        kinds: dict[str, type[msgspec.Struct]] = {"data": PartyData, "data.features": Features, "data.labels": Labels}
+        kinds: dict[str, type[msgspec.Struct]] = {
+            "data": PartyData,
+            "data.features": FeatureSettings,
+            "data.labels": LabelSettings,
+        }
         known = kinds.get(key, Column).__struct_fields__
         return f"the key '{key}.{unknown[1]}' is not known; {nearest(unknown[1], known)}"
     hint = "write text in quotes" if what.startswith("Expected `str`") else "correct this key of the party's file"

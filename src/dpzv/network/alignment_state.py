@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from dpzv.data.alignment import Alignment, aligned, split
 from dpzv.errors import DataError, PeerError
 from dpzv.network.wire import Rows
-from dpzv.runtime.record import disk_errors
+from dpzv.runtime.run_folder import disk_errors
 from dpzv.terms import Task
 
-__all__ = ["Labels", "Meeting"]
+__all__ = ["AlignmentState", "LabelRecords"]
 
 FILE = "alignment.safetensors"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Labels:
+class LabelRecords:
     """The server's own records: hashed ids uint8 [n, 16], labels [n], and what they are."""
 
     hashes: NDArray[np.uint8]
@@ -38,10 +38,10 @@ class Labels:
         return self.n_classes if self.task == "classes" else 1
 
 
-class Meeting:
+class AlignmentState:
     """Who has sent its ids, and once all have: the rows of every party. `share` of the records are tested on."""
 
-    def __init__(self, folder: Path, labels: Labels, M: int, share: float, least: int) -> None:
+    def __init__(self, folder: Path, labels: LabelRecords, M: int, share: float, least: int) -> None:
         """`least`: fewer shared records than this are refused."""
         self._file, self._labels, self._M, self._share, self._least = folder / FILE, labels, M, share, least
         self._hashes: dict[int, bytes] = {}

@@ -19,9 +19,9 @@ import grpc
 from dpzv import __version__
 from dpzv.config import Config
 from dpzv.errors import DiskError, DpzvError, PeerError
+from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.credentials import peer_name
 from dpzv.network.link import IDS_SECONDS, LONGEST_PAUSE, LOST, Stream, heard_out, listen
-from dpzv.network.meeting import Labels, Meeting
 from dpzv.network.peers import Peer, Peers
 from dpzv.network.rounds import Batch
 from dpzv.network.session import Session
@@ -43,9 +43,9 @@ from dpzv.network.wire import (
 )
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Message
-from dpzv.runtime.record import RunFolder
+from dpzv.runtime.run_folder import RunFolder
 
-__all__ = ["Host"]
+__all__ = ["ServerParty"]
 
 LOG = logging.getLogger("dpzv.server")
 FIRST_WORD_SECONDS = 30.0
@@ -55,14 +55,14 @@ FAREWELL_SECONDS = LONGEST_PAUSE + 10
 STOPPING = "the server stops; come back later"
 
 
-class Host:
+class ServerParty:
     """A server between its labels and its run folder."""
 
-    def __init__(self, config: Config, labels: Labels, folder: RunFolder) -> None:
+    def __init__(self, config: Config, labels: LabelRecords, folder: RunFolder) -> None:
         self._config, self._labels, self._folder = config, labels, folder
         self._names = config.network.devices
         least = max(config.train.B, config.privacy.min_batch)
-        self._meeting = Meeting(folder.path, labels, len(self._names), config.data.holdout, least)
+        self._alignment = AlignmentState(folder.path, labels, len(self._names), config.data.holdout, least)
         self._peers = Peers()
         self._session: Session | None = None
         self._aligned = asyncio.Event()
@@ -79,14 +79,14 @@ class Host:
         try:
             with ExitStack() as stack:
                 stack.callback(setattr, self, "_closing", True)  # before anybody is heard again: the ledger is closed
-                while not self._meeting.complete and not self._stopping:
+                while not self._alignment.complete and not self._stopping:
                     await self._news()
                 if self._failure is not None:
                     raise self._failure
                 if self._stopping:
                     return None
-                LOG.info("records: %s", self._meeting.counts)
-                self._session = Session(self._config, self._labels, self._meeting, self._folder, self._peers, stack)
+                LOG.info("records: %s", self._alignment.counts)
+                self._session = Session(self._config, self._labels, self._alignment, self._folder, self._peers, stack)
                 self._finished = self._folder.finished  # then it was started again for devices that were away
                 self._aligned.set()
                 summary = self._folder.read_summary() if self._finished else await self._train(self._session)
@@ -124,13 +124,13 @@ class Host:
         if session is None:
             devices = tuple(DeviceStatus(name, m in here, 0, 0) for m, name in enumerate(self._names, 1))
             return Status(time.time(), "waiting for the parties", 0, 0, 0, 0, None, None, 0.0, devices)
-        server, seen = session.server, session.book.snapshot("")
+        server, seen = session.server, session.journal.snapshot("")
         stage = "rounds" if session.begun else "filling the table"
         devices = tuple(
             DeviceStatus(name, m in here, server.positions[m - 1], server.t - server.times[m - 1], m in self._told)
             for m, name in enumerate(self._names, 1)
         )
-        meter = session.book.meter
+        meter = session.journal.meter
         finite = math.isfinite(seen.epsilon)
         return Status(
             time.time(),
@@ -160,7 +160,7 @@ class Host:
             return None
         if not session.begun:
             await rounds.evaluate()
-            session.book.save([], [])
+            session.journal.save([], [])
             session.begun = True
             for peer in self._peers.present():
                 await peer.tell(Ask("rounds"))
@@ -173,7 +173,7 @@ class Host:
                 await rounds.evaluate()
             else:
                 await self._news()
-        return session.book.finish(rounds.test_rows(), session.book.seconds)
+        return session.journal.finish(rounds.test_rows(), session.journal.seconds)
 
     async def _talk(self, stream: Stream) -> None:
         """One device from its hello to its goodbye."""
@@ -220,14 +220,14 @@ class Host:
     async def _introduce(self, peer: Peer, hello: Hello) -> None:
         """Tell a device who it is, align its records, and bring it to where the run is."""
         m, stream = peer.m, peer.stream
-        needs = self._meeting.needs(m, hello.ids_sha256)
+        needs = self._alignment.needs(m, hello.ids_sha256)
         await peer.tell(Welcome(m, "", "train", needs))
         if needs:
             ids = await self._read(stream, None, IDS_SECONDS)
             if not isinstance(ids, Ids):
                 raise PeerError(f"device {m} must send its hashed ids, got {type(ids).__name__}; it is closed.")
             try:
-                self._meeting.take(m, ids.hashes)
+                self._alignment.take(m, ids.hashes)
             except PeerError:
                 raise
             except DiskError as error:  # nothing may begin on an alignment that is not kept
@@ -250,7 +250,7 @@ class Host:
                 "the folder, or start a new run."
             )
         await peer.tell(Welcome(m, run_id, "train", False))
-        rows = self._meeting.rows(m)
+        rows = self._alignment.rows(m)
         await peer.tell(Rows(rows.train, rows.test, session.plan.mu_start[m - 1]))
         if self._closing:
             raise PeerError(STOPPING)

@@ -13,10 +13,10 @@ from dpzv import config as configuration
 from dpzv.errors import ConfigError
 from dpzv.network.credentials import server_credentials
 from dpzv.network.handshakes import refusals_logged
-from dpzv.network.host import Host
-from dpzv.network.party import Party
+from dpzv.network.party_file import Party
+from dpzv.network.server_party import ServerParty
 from dpzv.network.status import read_status, serve_metrics
-from dpzv.runtime.record import RunFolder
+from dpzv.runtime.run_folder import RunFolder
 
 __all__ = ["JsonLines", "open_folder", "serve"]
 
@@ -31,14 +31,14 @@ def open_folder(own: Party) -> RunFolder:
     return RunFolder.existing(own.out)
 
 
-async def serve(own: Party, folder: RunFolder, started: Callable[[Host], None]) -> dict[str, Any] | None:
+async def serve(own: Party, folder: RunFolder, started: Callable[[ServerParty], None]) -> dict[str, Any] | None:
     """Train to the end and return the summary, or `None` if stopped before; `started` gets the host first of all.
 
     A finished run listens again only if a device has not heard of the end.
     """
     if folder.finished and all(device.told for device in read_status(folder.path).devices):
         return folder.read_summary()
-    host = Host(own.config, own.labels(), folder)
+    host = ServerParty(own.config, own.labels(), folder)
     started(host)
     metrics = await serve_metrics(own.metrics, host.status) if own.metrics else None
     try:
