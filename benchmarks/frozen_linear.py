@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,9 @@ from sklearn.preprocessing import StandardScaler
 from dpzv import recipes
 from dpzv.config import Config, merge, parse, set_key
 from dpzv.protocol.messages import Evaluation, Fill
-from dpzv.runtime.build import assemble, plan_of
 from dpzv.runtime.device_networks import make_networks
-from dpzv.runtime.run import load_data, make_noise
+from dpzv.runtime.run import load_data
+from dpzv.runtime.simulate import Simulation
 
 __all__ = ["accuracy", "main"]
 
@@ -29,9 +30,8 @@ PENALTIES = [1e-4, 1e-3, 1e-2, 1e-1, 1.0]  # inverse penalties, chosen on train 
 
 def accuracy(config: Config) -> float:
     """Test accuracy of the regression, on the same records and embeddings that the recipe starts from."""
-    data, noise = load_data(config), make_noise(config)
-    plan = plan_of(config, len(data.y_train), len(data.x_train))
-    devices = assemble(config, data, make_networks(config, data, plan, noise), plan, noise).devices
+    data = load_data(config)
+    devices = Simulation(config, data, partial(make_networks, config, data)).devices
     train = np.concatenate([_rows(device.fill()) for device in devices], axis=1)
     test = np.concatenate([_rows(device.evaluate()) for device in devices], axis=1)
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))

@@ -37,10 +37,9 @@ from dpzv.network.keyfiles import create_authority, issue_party
 from dpzv.network.predict import Predictor
 from dpzv.network.server_party import ServerParty
 from dpzv.protocol.device import CHUNK
-from dpzv.runtime.build import plan_of
 from dpzv.runtime.device_networks import load_head, make_network
-from dpzv.runtime.run import make_noise
 from dpzv.runtime.run_folder import RunFolder
+from dpzv.runtime.run_plan import noise_of, plan_of
 
 __all__ = ["rows"]
 
@@ -149,7 +148,7 @@ class _Together:
 
     def __init__(self, model: str, folder: Path) -> None:
         config = _config(model)
-        plan, noise = plan_of(config, N // 20, M), make_noise(config)
+        plan, noise = plan_of(config, N // 20, M), noise_of(config)
         self._x = [_x(model, m) for m in range(1, M + 1)]
         self._networks = [make_network(config, m, x[:64], plan, noise).eval() for m, x in enumerate(self._x, 1)]
         for m, (name, network) in enumerate(zip(NAMES, self._networks, strict=True), 1):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,7 @@ from benchmarks.bar import Row
 from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.data.dataset import Dataset
-from dpzv.runtime.build import Parts, assemble, plan_of
 from dpzv.runtime.device_networks import make_networks
-from dpzv.runtime.gate import Gate
-from dpzv.runtime.run import make_ledger, make_noise
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import Simulation
 
@@ -50,15 +48,15 @@ def _strips(D: int) -> Dataset:
     )
 
 
-def _floor(parts: Parts, ids: NDArray[np.int64], m: int) -> None:
+def _floor(simulation: Simulation, ids: NDArray[np.int64], m: int) -> None:
     """Two device forwards and two head forwards of the batch `ids`."""
-    device = parts.devices[m - 1]
+    device, server = simulation.devices[m - 1], simulation.server_run.server
     x = device.features(ids)
-    rows = parts.server.table.rows(ids)
+    rows = server.table.rows(ids)
     with torch.no_grad():
         for _ in range(2):
             device.method.network(x)
-            parts.server.method.head(rows)
+            server.method.head(rows)
 
 
 def rows() -> list[Row]:
@@ -67,20 +65,18 @@ def rows() -> list[Row]:
     for assignment in ("head.rule=frozen", "train.B=512", "train.rounds=100000", "noise.source=seeded"):
         tree = configuration.merge(tree, configuration.set_key(assignment))
     config, data = configuration.parse(tree), _strips(60_000)
-    plan, noise = plan_of(config, 60_000, 7), make_noise(config)
+    simulation = Simulation(config, data, partial(make_networks, config, data))
     costs: list[float] = []
     floors: list[float] = []
     with tempfile.TemporaryDirectory() as folder_name:
         folder = RunFolder.create(Path(folder_name) / "run", configuration.render(config))
-        with make_ledger(config, data, plan, folder) as ledger, folder:
-            parts = assemble(config, data, make_networks(config, data, plan, noise), plan, noise)
-            simulation = Simulation(config, data, parts, Gate(ledger, noise), folder, plan.T)
+        with simulation.opened(folder):
             ids = np.random.default_rng(0).permutation(60_000)[:512]
             for i in range(ROUNDS + 20):
                 start = time.perf_counter()
                 simulation.round()
                 middle = time.perf_counter()
-                _floor(parts, ids, 1 + i % 7)
+                _floor(simulation, ids, 1 + i % 7)
                 end = time.perf_counter()
                 if i >= 20:
                     costs.append(middle - start)

@@ -65,8 +65,8 @@ class OneSided(DpzvServer):
 
 
 def one_sided(machine: Machine) -> None:
-    rule = machine.server.method
-    machine.server.method = OneSided(rule.head, rule.head_rule, rule.loss, rule.C)
+    rule = machine.run.server.method
+    machine.run.server.method = OneSided(rule.head, rule.head_rule, rule.loss, rule.C)
 
 
 def test_a_one_sided_clip_is_found_by_strongly_negative_differences() -> None:
@@ -76,9 +76,9 @@ def test_a_one_sided_clip_is_found_by_strongly_negative_differences() -> None:
 
 def un_noised_head(machine: Machine) -> None:
     """The plan says frozen, the server takes gradient steps all the same."""
-    rule = machine.server.method
+    rule = machine.run.server.method
     moving = OwnSGD(rule.head, Steps(eta=1e-3, momentum=0.0, schedule="constant", T=1), SEED, rule.loss)
-    machine.server.method = DpzvServer(rule.head, moving, rule.loss, rule.C)
+    machine.run.server.method = DpzvServer(rule.head, moving, rule.loss, rule.C)
 
 
 def test_an_un_noised_head_is_found_by_a_huge_embedding() -> None:
@@ -98,9 +98,9 @@ class Repeating(BatchSchedule):
 
 
 def repeating(machine: Machine) -> None:
-    known = machine.schedules[0]
-    machine.schedules[0] = Repeating(known.seed, known.m, known.B, known.D)
-    machine.server._schedules = tuple(machine.schedules)
+    known, *others = machine.run.schedules
+    machine.run.schedules = (Repeating(known.seed, known.m, known.B, known.D), *others)
+    machine.run.server._schedules = machine.run.schedules
 
 
 def test_a_repeated_id_is_found() -> None:
@@ -141,12 +141,12 @@ class SharedScale(Codec):
 
 
 def shared_scale(machine: Machine) -> None:
-    machine.codecs = tuple(SharedScale("float32", lam) for lam in machine.lams)
+    machine.run.codecs = tuple(SharedScale("float32", lam) for lam in machine.lams)
 
 
 def half(machine: Machine) -> None:
     """Not a fault: the shipped codec with the shorter numbers."""
-    machine.codecs = tuple(Codec("float16", lam) for lam in machine.lams)
+    machine.run.codecs = tuple(Codec("float16", lam) for lam in machine.lams)
 
 
 def test_a_codec_scale_per_batch_is_found_by_an_outlier() -> None:
@@ -179,7 +179,7 @@ class WeakStep(DPSGD):
 
 def head_of(kind: type[DPSGD]) -> Callable[[Machine], None]:
     def plant(machine: Machine) -> None:
-        machine.server.method.head_rule.__class__ = kind
+        machine.run.server.method.head_rule.__class__ = kind
 
     return plant
 

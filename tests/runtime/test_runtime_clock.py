@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from dpzv import config as configuration
 from dpzv.errors import ConfigError
-from dpzv.runtime.clock import Speed, VirtualClock, equal_speeds, parse_compute
+from dpzv.runtime.clock import Speed, VirtualClock, equal_speeds, speeds_of
 
 
 def run(clock: VirtualClock, rounds: int, positions: list[int]) -> list[int]:
@@ -65,5 +66,6 @@ def test_restore_continues_the_same_order() -> None:
 
 @pytest.mark.parametrize("value", ["exponential", "exponential -1", "normal 0.1", "exponential x", -1.0, 0.0])
 def test_bad_compute_is_refused(value: float | str) -> None:
+    config = configuration.parse({"devices": {"compute": value}, "train": {"rounds": 1}})
     with pytest.raises(ConfigError, match=r"devices\.compute"):
-        parse_compute(value)
+        speeds_of(config, 2)

@@ -17,9 +17,8 @@ from dpzv.models.gabor_patch import GaborPatchCNN
 from dpzv.models.images import PatchCNN
 from dpzv.models.resnet import ResNet18
 from dpzv.models.text import TextEncoder
-from dpzv.runtime.build import plan_of
 from dpzv.runtime.device_networks import make_networks
-from dpzv.runtime.run import make_noise
+from dpzv.runtime.run_plan import noise_of, plan_of
 from dpzv.zo.directions import layout
 
 
@@ -52,7 +51,7 @@ def made(data: Dataset, devices: dict[str, Any], encoder: str = "") -> list[torc
         }
     )
     plan = plan_of(config, len(data.y_train), len(data.x_train))
-    return make_networks(config, data, plan, make_noise(config))
+    return make_networks(config, data, plan, noise_of(config))
 
 
 @pytest.mark.parametrize(

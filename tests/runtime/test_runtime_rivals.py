@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sqlite3
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,10 @@ import pytest
 from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.config import Config
-from dpzv.privacy.noise import SeededNoise
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Message
-from dpzv.runtime.build import assemble, plan_of
 from dpzv.runtime.device_networks import make_networks
-from dpzv.runtime.gate import Gate
-from dpzv.runtime.run import load_data, make_ledger, start
+from dpzv.runtime.run import load_data, start
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import Simulation
 
@@ -76,14 +73,12 @@ class Counting(Codec):
 @pytest.mark.parametrize("method", METHODS)
 def test_bytes_are_those_that_the_codec_wrote(tmp_path: Path, method: str, codec: str) -> None:
     config = config_of(method, "train.rounds=9", "privacy.protects=labels", "head.rule=frozen", f"codec.name={codec}")
-    data, noise = load_data(config), SeededNoise(0)
-    plan = plan_of(config, len(data.y_train), len(data.x_train))
-    parts = assemble(config, data, make_networks(config, data, plan, noise), plan, noise)
-    codecs = tuple(Counting(codec, 1e-3, per_record=method == "vafl") for _ in parts.codecs)
-    folder = RunFolder.create(tmp_path / "run", configuration.render(config))
-    with make_ledger(config, data, plan, folder) as ledger, folder:
-        parts = replace(parts, codecs=codecs)
-        summary = Simulation(config, data, parts, Gate(ledger, noise), folder, plan.T).run(lambda snapshot: True)
+    data = load_data(config)
+    simulation = Simulation(config, data, partial(make_networks, config, data))
+    codecs = tuple(Counting(codec, 1e-3, per_record=method == "vafl") for _ in data.x_train)
+    with simulation.opened(RunFolder.create(tmp_path / "run", configuration.render(config))):
+        simulation.server_run.codecs = codecs
+        summary = simulation.run(lambda snapshot: True)
     assert summary is not None
     counted = summary["bytes_up"] + summary["bytes_down"] + summary["bytes_eval"]
     assert counted == sum(each.written for each in codecs)

@@ -33,7 +33,7 @@ def probe(machine: Machine, m: int, least: float = 0.0) -> torch.Tensor:
     Large is `least`, beyond the clip, and a loss that changes by 2, which no step of w_0 undoes; the shortest of the
     lengths tried that reaches it, else the best there is. The midpoint is 0: the table stays as it was.
     """
-    rule, table = machine.server.method, machine.server.table
+    rule, table = machine.run.server.method, machine.run.server.table
     lam = machine.lams[m - 1]
     least = max(least, 8 * machine.plan.C, 1 / lam)
     columns = table.columns(m)

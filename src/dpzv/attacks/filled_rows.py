@@ -30,7 +30,7 @@ def filled_rows(target: Target, n: int) -> Evidence:
         for j in range(n):
             with target.machine(B=B, batches=BATCHES, rounds=0) as machine:
                 machine.fill(1, CANARY, h)
-                machine.server.y_train[CANARY] = LABELS[world]
+                machine.run.server.y_train[CANARY] = LABELS[world]
                 scores[world, j] = _score(machine, target.config.head)
     return Evidence(scores[0], scores[1], 0.0, plan.cost, plan.delta_dp, plan.epsilon_replace_one)
 
@@ -40,14 +40,14 @@ def _score(machine: Machine, head: HeadSection) -> float:
 
     All empty rows have the same gradient, so looking across it leaves out the others, however many were drawn.
     """
-    row = machine.server.table.h[CANARY : CANARY + 1]
+    row = machine.run.server.table.h[CANARY : CANARY + 1]
     score, before = 0.0, torch.zeros(())
-    for _ in range(machine.gate.head_steps(0)):
+    for _ in range(machine.run.gate.head_steps(0)):
         first, second = (_gradient(machine, row, label, head.C_0) for label in LABELS)
         others = _gradient(machine, torch.zeros_like(row), LABELS[0], head.C_0)
-        machine.server.train_head(1)
+        machine.run.server.train_head(1)
         # the velocity is a running sum of noisy sums over the public size of the batch
-        velocity = _vector(machine.server.method.head_rule.velocity)
+        velocity = _vector(machine.run.server.method.head_rule.velocity)
         noisy = (velocity - head.momentum * before) * machine.plan.head_batch
         apart = second - first
         apart -= others * (apart @ others) / (others @ others)
@@ -58,7 +58,7 @@ def _score(machine: Machine, head: HeadSection) -> float:
 
 def _gradient(machine: Machine, row: torch.Tensor, label: int, C_0: float) -> torch.Tensor:
     """The clipped gradient of a record with this `row` [1, k] and label at the present w_0."""
-    rule = machine.server.method
+    rule = machine.run.server.method
     assert isinstance(rule.head, Head)
     return _vector(clipped_gradient_sum(rule.head, row, torch.tensor([label]), rule.loss, C_0))
 

@@ -57,13 +57,13 @@ def canary_at_the_clip(machine: Machine, world: int, n: int) -> Transcript:
     It is in one batch of every device, whose other records contribute 0.
     """
     canary = int(machine.ids(1, 0)[0])
-    machine.server.y_train[canary] = LABELS[world]
+    machine.run.server.y_train[canary] = LABELS[world]
     played = []
-    for m in range(1, len(machine.schedules) + 1):
+    for m in range(1, machine.plan.M + 1):
         position = machine.turn(m, canary)
         h = rows(machine.ids(m, position), canary, probe(machine, m))
         pending, release = machine.play(m, position, h, -h)
-        machine.server.accept(release)
+        machine.run.server.accept(release)
         played.append(pending)
     return machine.repeat(played, n)
 
@@ -76,7 +76,7 @@ def negative(target: Target, n: int) -> Evidence:
 
     def play(machine: Machine, world: int) -> NDArray[np.float64]:
         ids, plan = machine.ids(1, 0), machine.plan
-        machine.server.y_train[ids[0]] = LABELS[1 - world]
+        machine.run.server.y_train[ids[0]] = LABELS[1 - world]
         h = rows(ids, int(ids[0]), probe(machine, 1, least=32 * (plan.C + plan.B * plan.sigma_dp)))
         pending, _ = machine.play(1, 0, h, -h)
         return -machine.repeat([pending], n).Delta[:, 0]
@@ -94,8 +94,8 @@ def repeated_id(target: Target, n: int) -> Evidence:
 
     def play(machine: Machine, world: int) -> NDArray[np.float64]:
         canary, position = _most_repeated(machine)
-        machine.server.positions[0] = position
-        machine.server.y_train[canary] = LABELS[world]
+        machine.run.server.positions[0] = position
+        machine.run.server.y_train[canary] = LABELS[world]
         h = probe(machine, 1)
         whole = rows(machine.ids(1, position), canary, h)
         played = []
@@ -104,7 +104,7 @@ def repeated_id(target: Target, n: int) -> Evidence:
                 pending, release = machine.play(1, position, message, -message)
             except (PeerError, PrivacyRefused):
                 continue
-            machine.server.accept(release)
+            machine.run.server.accept(release)
             played.append(pending)
             if len(message) == 1:  # nothing reads more than the record alone
                 break
@@ -141,10 +141,10 @@ def huge_embedding(target: Target, n: int) -> Evidence:
 
     def play(machine: Machine, world: int) -> NDArray[np.float64]:
         ids, h = machine.ids(1, 0), probe(machine, 1)
-        machine.server.y_train[ids[0]] = LABELS[world]
+        machine.run.server.y_train[ids[0]] = LABELS[world]
         huge = rows(ids, int(ids[0]), h * (OUTLIER / h.abs().max()))
         history.append(machine.play(1, 0, huge, huge)[1])
-        machine.server.accept(history[0])
+        machine.run.server.accept(history[0])
         ordinary = h.repeat(machine.plan.B, 1)
         pending, _ = machine.play(1, 1, ordinary, torch.zeros_like(ordinary))
         return machine.repeat([pending], n).Delta[:, 0]

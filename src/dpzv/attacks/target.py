@@ -21,23 +21,17 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
-from xxhash import xxh3_128_digest
 
 from dpzv.config import Config, per_device
 from dpzv.data.cards import CARDS
-from dpzv.data.dataset import Dataset
-from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import ConfigError
-from dpzv.models.dense import linear
-from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan
-from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Fill, Pending, Release
-from dpzv.protocol.server import Server
-from dpzv.rng import torch_generator
-from dpzv.runtime.build import assemble, plan_of, rounds_of
-from dpzv.runtime.gate import Gate
+from dpzv.runtime.assemble_server import ServerRecords
+from dpzv.runtime.run_folder import RunFolder
+from dpzv.runtime.run_plan import plan_of, sizes_of
+from dpzv.runtime.server_run import ServerRun
 from dpzv.terms import Task
 from dpzv.validate import one_of
 
@@ -59,50 +53,48 @@ class Transcript:
 
 @dataclass(slots=True, eq=False)
 class Machine:
-    """One world: a server with its labels, the gate before it, and the public batches."""
+    """One world: the server's run with its labels, its gate and the public batches. The attack drives it."""
 
-    server: Server
-    gate: Gate
-    codecs: tuple[Codec, ...]
-    schedules: list[BatchSchedule]
+    run: ServerRun
     lams: tuple[float, ...]
 
     @property
     def plan(self) -> PrivacyPlan:
         """The plan that the gate keeps."""
-        return self.gate.plan
+        return self.run.plan
 
     def ids(self, m: int, position: int) -> NDArray[np.int64]:
         """The public batch of device m at `position`."""
-        return self.schedules[m - 1].ids(position)
+        return self.run.schedules[m - 1].ids(position)
 
     def turn(self, m: int, record: int) -> int:
         """The first position of device m whose batch holds `record`; the server is told to expect it next.
 
         The batches before it are other people's: leaving them out changes nothing that `record` pays for.
         """
-        schedule = self.schedules[m - 1]
+        schedule = self.run.schedules[m - 1]
         position = next(k for k in range(-(-schedule.D // schedule.B)) if record in schedule.ids(k))
-        self.server.positions[m - 1] = position
+        self.run.server.positions[m - 1] = position
         return position
 
     def fill(self, m: int, record: int, h: torch.Tensor) -> None:
         """Device m uploads the row of one record before the first round."""
-        message = self.codecs[m - 1].decode(self.codecs[m - 1].encode(Fill(m, record, h[None].numpy())))
+        codec = self.run.codecs[m - 1]
+        message = codec.decode(codec.encode(Fill(m, record, h[None].numpy())))
         assert isinstance(message, Fill)
-        self.server.fill(message)
+        self.run.server.fill(message)
 
     def play(self, m: int, position: int, h_plus: torch.Tensor, h_minus: torch.Tensor) -> tuple[Pending, Release]:
         """One round up to its release, through codec, server and gate; `server.accept` closes it.
 
         Raises PeerError when the server refuses the message.
         """
-        codec = self.codecs[m - 1]
+        codec = self.run.codecs[m - 1]
         frame = codec.encode(Embeddings(m, position, (h_plus.numpy(), h_minus.numpy())))
         message = codec.decode(frame)
         assert isinstance(message, Embeddings)
-        pending = self.server.ask(message, self.gate.contributes(self.server.t + 1, message))
-        return pending, self.gate.release(pending, xxh3_128_digest(frame))
+        opened = self.run.begin(message, frame)
+        return opened.pending, opened.release
 
     def repeat(self, rounds: list[Pending], n: int) -> Transcript:
         """The releases of `rounds` in `n` further runs over the same records, through the gate.
@@ -115,12 +107,12 @@ class Machine:
         free = [[k for k in range(n + len(played)) if (pending.m, k) not in played] for pending in rounds]
         shape = (n, len(rounds))
         Delta, t, position = np.empty(shape), np.empty(shape, np.int64), np.empty(shape, np.int64)
-        last = self.gate.ledger.last_t
+        last = self.run.gate.ledger.last_t
         for j in range(n):
             for r, pending in enumerate(rounds):
                 last += 1
                 drawn = replace(pending, t=last, position=free[r][j])
-                Delta[j, r] = self.gate.release(drawn, b"").Delta[0]
+                Delta[j, r] = self.run.gate.release(drawn, b"").Delta[0]
                 t[j, r], position[j, r] = drawn.t, drawn.position
         return Transcript(Delta, t, position, np.array([pending.m for pending in rounds]))
 
@@ -150,44 +142,16 @@ class Target:
         head_batch = D if rounds else max(1, round(self.q * D))
         config = _short(self.config, B=B, rounds=rounds, head_batch=head_batch)
         plan = _plan(config, D, self.M)
-        parts = assemble(config, self._records(D), self._networks(config), plan, self.noise)
-        schedules = [BatchSchedule(config.train.seed, m, B, D) for m in range(1, self.M + 1)]
+        y = np.zeros(D, np.float32 if self.task == "regression" else np.int64)
+        outputs = self.n_classes if self.task == "classes" else 1
+        records = ServerRecords("audit", self.task, outputs, y, y[:1], "audit")
+        widths = per_device("devices.embedding", config.devices.embedding, self.M)
         lams = per_device("train.lam", config.train.lam, self.M)
-        # nobody is behind these records, so this ledger may forget, whatever the noise
         with (
             tempfile.TemporaryDirectory() as folder,
-            Ledger.create(
-                Path(folder) / "ledger.sqlite",
-                plan=plan,
-                data_fingerprint="audit",
-                noise_source="seeded",
-                ids_of=lambda m, position: schedules[m - 1].ids(position),
-                durable=False,
-            ) as ledger,
+            ServerRun(config, records, widths, plan, self.noise, RunFolder(Path(folder))) as run,
         ):
-            yield Machine(parts.server, Gate(ledger, self.noise), parts.codecs, schedules, lams)
-
-    def _records(self, D: int) -> Dataset:
-        """D records without features; test records are not looked at."""
-        x = np.zeros((D, 1), np.float32)
-        y = np.zeros(D, np.float32 if self.task == "regression" else np.int64)
-        return Dataset(
-            name="audit",
-            task=self.task,
-            n_classes=self.n_classes,
-            devices=tuple(f"device-{m}" for m in range(1, self.M + 1)),
-            x_train=(x,) * self.M,
-            y_train=y,
-            x_test=(x[:1],) * self.M,
-            y_test=y[:1],
-            fingerprint="audit",
-            source="Made up for an audit.",
-        )
-
-    def _networks(self, config: Config) -> list[torch.nn.Module]:
-        """Networks that only tell the server how wide the embeddings are."""
-        widths = per_device("devices.embedding", config.devices.embedding, self.M)
-        return [linear(1, width, torch_generator("audit", m)) for m, width in enumerate(widths)]
+            yield Machine(run, lams)
 
 
 def target_of(config: Config, noise: NoiseSource) -> Target:
@@ -202,7 +166,7 @@ def target_of(config: Config, noise: NoiseSource) -> Target:
         )
     if config.train.method != "dpzv":
         raise ConfigError(f"an audit attacks dpzv's releases, got method '{config.train.method}'; audit dpzv.")
-    if rounds_of(config, D, M) == 0:
+    if sizes_of(config, D, M).T == 0:
         raise ConfigError("an audit needs releases, got a configuration without rounds; set train.rounds.")
     return Target(config, noise, card.task, card.n_classes, M, min(1.0, config.head.batch / D))
 
@@ -222,6 +186,8 @@ def _short(config: Config, *, B: int, rounds: int, head_batch: int) -> Config:
         privacy=change(config.privacy, min_batch=B),
         table=change(config.table, path=""),
         runtime=change(config.runtime, accelerator="cpu"),
+        # nobody is behind these records, so their ledger may forget, whatever noise the attack is given
+        noise=change(config.noise, source="seeded"),
     )
 
 

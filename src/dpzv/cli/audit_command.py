@@ -38,13 +38,13 @@ def audit(
     from dpzv.attacks.audit import audit as run_audit
     from dpzv.attacks.target import target_of
     from dpzv.errors import PrivacyRefused
-    from dpzv.runtime.run import make_noise
+    from dpzv.runtime.run_plan import noise_of
 
     tree = recipes.tree(recipe)
     for assignment in set_:
         tree = configuration.merge(tree, configuration.set_key(assignment))
     config = configuration.parse(tree)
-    target = target_of(config, make_noise(config))
+    target = target_of(config, noise_of(config))
     with _waiting(json) as observe:
         outcome = run_audit(target, trials, observe)
     if json:

@@ -31,11 +31,10 @@ from dpzv.network.wire import Ask, Control, Done, Ids, Rows, Stop, Welcome, hell
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Message, Release
-from dpzv.runtime.build import plan_of
+from dpzv.runtime.assemble_device import codec_of, make_device
 from dpzv.runtime.device_networks import make_network
-from dpzv.runtime.run import make_noise
 from dpzv.runtime.run_folder import write_tensors
-from dpzv.runtime.sides import codec_of, make_device
+from dpzv.runtime.run_plan import noise_of, plan_of
 
 __all__ = ["DeviceParty", "FeatureRecords"]
 
@@ -271,7 +270,7 @@ class DeviceParty:
     ) -> None:
         """The device, with the weights of its checkpoint if there is one; its start may cost `mu_start`."""
         m = self._m
-        plan, noise = plan_of(self._config, D, len(config.network.devices)), make_noise(config)
+        plan, noise = plan_of(self._config, D, len(config.network.devices)), noise_of(config)
         if not mu_start <= plan.mu_start[m - 1]:  # never less noise than this party would take by itself
             mu_start = plan.mu_start[m - 1]
         if not (mu_start > 0 or plan.starts[m - 1] != "dp-pca"):

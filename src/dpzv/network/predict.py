@@ -24,10 +24,10 @@ from dpzv.network.peers import Peer
 from dpzv.network.wire import PROTOCOL, Ask, Done, Hello, Ids, Welcome, agreed_hash, unpack
 from dpzv.privacy.spent import read_ledger
 from dpzv.protocol.messages import Evaluation
-from dpzv.runtime.build import plan_of
+from dpzv.runtime.assemble_device import codec_of
 from dpzv.runtime.device_networks import load_head
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.sides import codec_of
+from dpzv.runtime.run_plan import plan_of
 
 __all__ = ["Predictor"]
 

@@ -17,14 +17,13 @@ from typing import Any
 import grpc
 
 from dpzv import __version__
-from dpzv.config import Config
+from dpzv.config import Config, per_device
 from dpzv.errors import DiskError, DpzvError, PeerError
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
+from dpzv.network.arrivals import Arrivals, Arrived
 from dpzv.network.credentials import peer_name
 from dpzv.network.link import IDS_SECONDS, LONGEST_PAUSE, LOST, Stream, heard_out, listen
 from dpzv.network.peers import Peer, Peers
-from dpzv.network.rounds import Batch
-from dpzv.network.session import Session
 from dpzv.network.status import DeviceStatus, Status, write_status
 from dpzv.network.wire import (
     PROTOCOL,
@@ -43,7 +42,10 @@ from dpzv.network.wire import (
 )
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Message
+from dpzv.runtime.assemble_server import ServerRecords
 from dpzv.runtime.run_folder import RunFolder
+from dpzv.runtime.run_plan import noise_of, plan_of
+from dpzv.runtime.server_run import ServerRun
 
 __all__ = ["ServerParty"]
 
@@ -64,7 +66,8 @@ class ServerParty:
         least = max(config.train.B, config.privacy.min_batch)
         self._alignment = AlignmentState(folder.path, labels, len(self._names), config.data.holdout, least)
         self._peers = Peers()
-        self._session: Session | None = None
+        self._run: ServerRun | None = None
+        self._arrivals: Arrivals | None = None
         self._aligned = asyncio.Event()
         self._stopping = self._finished = self._closing = False
         self._failure: DiskError | None = None
@@ -86,10 +89,11 @@ class ServerParty:
                 if self._stopping:
                     return None
                 LOG.info("records: %s", self._alignment.counts)
-                self._session = Session(self._config, self._labels, self._alignment, self._folder, self._peers, stack)
+                self._run = run = stack.enter_context(self._opened())
+                self._arrivals = arrivals = Arrivals(run, self._peers)
                 self._finished = self._folder.finished  # then it was started again for devices that were away
                 self._aligned.set()
-                summary = self._folder.read_summary() if self._finished else await self._train(self._session)
+                summary = self._folder.read_summary() if self._finished else await self._train(run, arrivals)
                 if summary is not None:
                     self._finished = True
                     await self._farewell()
@@ -100,6 +104,16 @@ class ServerParty:
             await listener.stop(grace=2)
             watching.cancel()
             write_status(self._folder.path, self.status())
+
+    def _opened(self) -> ServerRun:
+        """The run over the aligned records, new or as it was."""
+        config, labels = self._config, self._labels
+        M, (y_train, y_test) = len(self._names), self._alignment.labels()
+        records = ServerRecords(labels.name, labels.task, labels.outputs, y_train, y_test, self._alignment.fingerprint)
+        widths = per_device("devices.embedding", config.devices.embedding, M)
+        run = ServerRun(config, records, widths, plan_of(config, len(y_train), M), noise_of(config), self._folder)
+        run.restore()
+        return run
 
     async def _farewell(self) -> None:
         """Tell every device that the run is finished, and wait a little for those that are away."""
@@ -120,17 +134,17 @@ class ServerParty:
 
     def status(self) -> Status:
         """Where the run is, for its operator."""
-        session, here = self._session, {peer.m for peer in self._peers.everybody()}
-        if session is None:
+        run, here = self._run, {peer.m for peer in self._peers.everybody()}
+        if run is None:
             devices = tuple(DeviceStatus(name, m in here, 0, 0) for m, name in enumerate(self._names, 1))
             return Status(time.time(), "waiting for the parties", 0, 0, 0, 0, None, None, 0.0, devices)
-        server, seen = session.server, session.journal.snapshot("")
-        stage = "rounds" if session.begun else "filling the table"
+        server, seen = run.server, run.journal.snapshot("")
+        stage = "rounds" if run.begun else "filling the table"
         devices = tuple(
             DeviceStatus(name, m in here, server.positions[m - 1], server.t - server.times[m - 1], m in self._told)
             for m, name in enumerate(self._names, 1)
         )
-        meter = session.journal.meter
+        meter = run.journal.meter
         finite = math.isfinite(seen.epsilon)
         return Status(
             time.time(),
@@ -149,31 +163,30 @@ class ServerParty:
         """End after the round at hand; what is there is kept."""
         self._stopping = True
         self._peers.changed.set()
-        if self._session is not None:
-            self._session.rounds.stop()
+        if self._arrivals is not None:
+            self._arrivals.stop()
 
-    async def _train(self, session: Session) -> dict[str, Any] | None:
-        rounds = session.rounds
-        while not session.ready and not self._stopping:
+    async def _train(self, run: ServerRun, arrivals: Arrivals) -> dict[str, Any] | None:
+        while not run.ready and not self._stopping:
             await self._news()
         if self._stopping:
             return None
-        if not session.begun:
-            await rounds.evaluate()
-            session.journal.save([], [])
-            session.begun = True
+        if not run.begun:
+            await arrivals.evaluate()
+            run.save()
+            run.begun = True
             for peer in self._peers.present():
                 await peer.tell(Ask("rounds"))
-        if not await rounds.run():
+        if not await arrivals.run():
             return None
-        while not rounds.has_tests:  # a server that was restarted after the last round
-            if rounds.stopping:
+        while not arrivals.has_tests:  # a server that was restarted after the last round
+            if arrivals.stopping:
                 return None
             if len(self._peers.present()) == len(self._names):
-                await rounds.evaluate()
+                await arrivals.evaluate()
             else:
                 await self._news()
-        return session.journal.finish(rounds.test_rows(), session.journal.seconds)
+        return run.finish(arrivals.tests, run.journal.seconds)
 
     async def _talk(self, stream: Stream) -> None:
         """One device from its hello to its goodbye."""
@@ -239,56 +252,57 @@ class ServerParty:
                 raise PeerError("the parties' records could not be aligned; the server's log says why.") from None
             self._peers.changed.set()
         await self._aligned.wait()
-        session = self._session
-        assert session is not None
-        run_id = session.ledger.run_id
+        run = self._run
+        assert run is not None
+        run_id = run.ledger.run_id
         if hello.run_id and hello.run_id != run_id:
             raise PeerError(f"device {m} has weights of another run; give it an empty folder, or that run's server.")
-        if session.begun and not hello.run_id and session.plan.starts[m - 1] == "dp-pca":
+        if run.begun and not hello.run_id and run.plan.starts[m - 1] == "dp-pca":
             raise PeerError(
                 f"device {m} has lost its folder, and with it its private start, which cannot be drawn again; restore "
                 "the folder, or start a new run."
             )
         await peer.tell(Welcome(m, run_id, "train", False))
         rows = self._alignment.rows(m)
-        await peer.tell(Rows(rows.train, rows.test, session.plan.mu_start[m - 1]))
+        await peer.tell(Rows(rows.train, rows.test, run.plan.mu_start[m - 1]))
         if self._closing:
             raise PeerError(STOPPING)
-        for release in session.missed(m, hello.position if hello.run_id else 0):
-            await peer.send(pack_message(session.codecs[m - 1], release))
+        for release in run.missed(m, hello.position if hello.run_id else 0):
+            await peer.send(pack_message(run.codecs[m - 1], release))
         peer.introduced = True
         self._peers.changed.set()
-        if session.needs_fill(m):
-            await peer.tell(Ask("fill", start=session.filled_to(m, again=bool(hello.run_id))))
-        elif session.begun and not self._finished:
+        if run.needs_fill(m):
+            await peer.tell(Ask("fill", start=run.filled_to(m, again=bool(hello.run_id))))
+        elif run.begun and not self._finished:
             await peer.tell(Ask("rounds"))
 
     async def _listen_to(self, peer: Peer, stream: Stream) -> None:
         """Take what a device sends until it says goodbye."""
-        session, m = self._session, peer.m
-        assert session is not None
+        run, arrivals, m = self._run, self._arrivals, peer.m
+        assert run is not None
+        assert arrivals is not None
         while not peer.closed.is_set():
             frame = await stream.read()
             if frame is grpc.aio.EOF:  # a device that was killed looks like this
                 raise ConnectionError(f"device {m} ended its stream without a goodbye")
-            message = unpack(session.codecs[m - 1], frame)
+            message = unpack(run.codecs[m - 1], frame)
             if isinstance(message, (Embeddings, Fill, Evaluation)) and message.m != m:
                 raise PeerError(f"device {m} spoke for device {message.m}; it is closed.")
             if isinstance(message, Stop):
                 self._goodbye(peer, message)
                 return
-            if isinstance(message, Embeddings) and session.begun:
-                if answer := session.rounds.arrived(Batch(peer, message, frame)):
+            if isinstance(message, Embeddings) and run.begun:
+                if answer := arrivals.arrived(Arrived(peer, message, memoryview(frame)[1:])):
                     await peer.send(answer)
             elif isinstance(message, Fill):
-                session.fill(message, len(frame) - 1)
+                run.fill(message, len(frame) - 1)
             elif isinstance(message, Evaluation):
-                session.rounds.evaluation(message)
+                arrivals.evaluation(message)
             elif isinstance(message, Done) and message.what == "fill":
-                session.fill_ends(m)
+                run.fill_ends(m)
                 self._peers.changed.set()
             elif isinstance(message, Done) and message.what == "evaluate":
-                session.rounds.evaluated(m)
+                arrivals.evaluated(m)
             else:
                 raise PeerError(f"device {m} sent {type(message).__name__} out of turn; it is closed.")
 

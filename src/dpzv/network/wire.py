@@ -30,6 +30,7 @@ __all__ = [
     "Stop",
     "Welcome",
     "agreed_hash",
+    "framed",
     "hello",
     "pack",
     "pack_message",
@@ -126,7 +127,12 @@ def pack(control: Control) -> bytes:
 
 def pack_message(codec: Codec, message: Message) -> bytes:
     """The frame of a message of the protocol."""
-    return b"m" + codec.encode(message)
+    return framed(codec.encode(message))
+
+
+def framed(encoded: bytes) -> bytes:
+    """The frame of a message of the protocol that is encoded already."""
+    return b"m" + encoded
 
 
 def unpack(codec: Codec | None, frame: object) -> Control | Message:

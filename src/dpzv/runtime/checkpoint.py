@@ -6,8 +6,9 @@ clock and seeded noise are functions of the position, so no generator state is k
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -19,10 +20,10 @@ from dpzv.errors import DataError
 from dpzv.protocol.device import Device
 from dpzv.protocol.server import Delays, Server
 from dpzv.runtime.clock import VirtualClock
-from dpzv.runtime.meter import Meter
+from dpzv.runtime.journal import Meter
 from dpzv.runtime.run_folder import write_tensors
 
-__all__ = ["Progress", "load", "rounds", "save"]
+__all__ = ["Progress", "Simulated", "load", "rounds", "save"]
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -39,14 +40,20 @@ class Progress(msgspec.Struct, frozen=True):
     lengths: tuple[int, int]
 
 
-def _tensors(devices: list[Device], server: Server) -> dict[str, torch.Tensor]:
-    tensors = {
-        "table": server.table.h,
-        "times": torch.from_numpy(server.table.times),
-    }
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """The devices and the clock of a simulated run, which are kept and restored together with its server."""
+
+    devices: Sequence[Device]
+    clock: VirtualClock
+
+
+def _tensors(server: Server, beside: Simulated | None) -> dict[str, torch.Tensor]:
+    """Everything that is kept, by name. The names are the file's format; each tensor is the one in use, not a copy."""
+    tensors = {"table": server.table.h, "times": torch.from_numpy(server.table.times)}
     for name, module, velocity in [
         ("server", server.method.head, server.method.head_rule.velocity),
-        *((f"device-{d.m}", d.method.network, d.method.velocity) for d in devices),
+        *((f"device-{d.m}", d.method.network, d.method.velocity) for d in (beside.devices if beside else ())),
     ]:
         tensors |= {f"{name}.{key}": value for key, value in module.state_dict().items()}
         tensors |= {f"{name}/velocity-{i}": value for i, value in enumerate(velocity)}
@@ -61,24 +68,24 @@ def rounds(path: Path) -> int | None:
         return _progress(file.metadata()).t
 
 
-def save(path: Path, devices: list[Device], server: Server, progress: Progress) -> None:
+def save(path: Path, server: Server, progress: Progress, beside: Simulated | None) -> None:
     """Write the checkpoint; the old one stays until the new one is whole."""
-    write_tensors(path, _tensors(devices, server), {"progress": msgspec.json.encode(progress).decode()})
+    write_tensors(path, _tensors(server, beside), {"progress": msgspec.json.encode(progress).decode()})
 
 
 @torch.no_grad()
-def load(path: Path, devices: list[Device], server: Server, clock: VirtualClock | None) -> Progress:
-    """Put devices, server and clock back to where the checkpoint was taken; a real network has none of the others."""
+def load(path: Path, server: Server, beside: Simulated | None) -> Progress:
+    """Put the server, and what is simulated beside it, back to where the checkpoint was taken."""
     with _readable(path), safetensors.safe_open(path, "pt") as file:
         progress = _progress(file.metadata())
-        for name, tensor in _tensors(devices, server).items():
+        for name, tensor in _tensors(server, beside).items():
             tensor.copy_(file.get_tensor(name))
     server.t, server.delays = progress.t, progress.delays
     server.positions, server.times = list(progress.positions), list(progress.times)
-    for device in devices:
-        device.position = progress.positions[device.m - 1]
-    if clock is not None:
-        clock.restore(progress.clock)
+    if beside is not None:
+        for device in beside.devices:
+            device.position = progress.positions[device.m - 1]
+        beside.clock.restore(progress.clock)
     return progress
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
+from dpzv.config import Config, per_device
 from dpzv.errors import ConfigError
 from dpzv.rng import numpy_generator
 from dpzv.validate import positive
 
-__all__ = ["Arrival", "Speed", "VirtualClock", "equal_speeds", "parse_compute"]
+__all__ = ["Arrival", "Speed", "VirtualClock", "equal_speeds", "speeds_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,21 @@ class Arrival:
     m: int
 
 
-def parse_compute(value: float | str) -> tuple[float, bool]:
+def speeds_of(config: Config, M: int) -> tuple[Speed, ...]:
+    """The virtual speeds of the M devices."""
+    computes: tuple[float | str, ...] = per_device("devices.compute", config.devices.compute, M)
+    bandwidths = per_device("devices.bandwidth", config.devices.bandwidth, M)
+    latencies = per_device("devices.latency", config.devices.latency, M)
+    for latency in latencies:
+        if latency < 0:
+            raise ConfigError(f"devices.latency must be at least 0, got {latency}; it is seconds each way.")
+    return tuple(
+        Speed(*_parsed(compute), bandwidth, latency)
+        for compute, bandwidth, latency in zip(computes, bandwidths, latencies, strict=True)
+    )
+
+
+def _parsed(value: float | str) -> tuple[float, bool]:
     """Seconds and whether they are exponential, from ``0.01`` or ``"exponential 0.01"``."""
     if not isinstance(value, str):
         return positive("devices.compute", value), False

@@ -135,7 +135,7 @@ def prepare(
     `jobs` 0: as many as cores and memory allow. The threads of a run are chosen once and kept with the figures:
     they belong to a run's hash, and a second call must find the runs of the first. `None` if stopped.
     """
-    from dpzv.runtime.build import rounds_of
+    from dpzv.runtime.run_plan import sizes_of
 
     file = out / "compute.json"
     compute = charge([config for config in cells.values() if config.train.rounds != 0], base, file, watch)
@@ -150,7 +150,7 @@ def prepare(
         rounds = 0
         if config.train.rounds != 0:
             cost = compute.cost(config)
-            config, rounds = charged(config, cost.factor), rounds_of(config, cost.D, cost.M)
+            config, rounds = charged(config, cost.factor), sizes_of(config, cost.D, cost.M).T
         runtime = msgspec.structs.replace(config.runtime, threads=config.runtime.threads or compute.threads)
         made.append(Job(name, msgspec.structs.replace(config, runtime=runtime), rounds))
     return made, compute, at_once
@@ -226,28 +226,23 @@ def _seconds(config: Config, data: Dataset) -> float:
 
     Of each device's batches the fastest counts: whatever else the machine does can only make one slower.
     """
-    from dpzv.runtime.build import assemble, plan_of
+    from functools import partial
+
     from dpzv.runtime.device_networks import make_networks
-    from dpzv.runtime.gate import Gate
-    from dpzv.runtime.run import make_ledger, make_noise
     from dpzv.runtime.run_folder import RunFolder
     from dpzv.runtime.simulate import Simulation
 
-    D, M = len(data.y_train), len(data.x_train)
+    M = len(data.x_train)
     rounds = M * (1 + REPEATS)
     config = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, rounds=rounds))
-    noise, plan = make_noise(config), plan_of(config, D, M)
-    parts = assemble(config, data, make_networks(config, data, plan, noise), plan, noise)
-    watches = [_Stopwatch(device, config.runtime.accelerator) for device in parts.devices]
-    with tempfile.TemporaryDirectory() as place:
-        folder = RunFolder.create(Path(place), configuration.render(config))
-        with make_ledger(config, data, plan, folder) as ledger, folder:
-            simulation = Simulation(config, data, parts, Gate(ledger, noise), folder, plan.T)
-            for repeat in range(1 + REPEATS):
-                if repeat > AT_LEAST and sum(sum(watch.laps) for watch in watches) > ENOUGH:
-                    break
-                for _ in range(M):
-                    simulation.round()
+    simulation = Simulation(config, data, partial(make_networks, config, data))
+    watches = [_Stopwatch(device, config.runtime.accelerator) for device in simulation.devices]
+    with tempfile.TemporaryDirectory() as place, simulation.opened(RunFolder(Path(place))):
+        for repeat in range(1 + REPEATS):
+            if repeat > AT_LEAST and sum(sum(watch.laps) for watch in watches) > ENOUGH:
+                break
+            for _ in range(M):
+                simulation.round()
     return statistics.fmean(min(watch.laps[1:]) for watch in watches)
 
 

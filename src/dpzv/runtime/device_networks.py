@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,10 @@ from dpzv.privacy.plan import PrivacyPlan, start_event
 from dpzv.rng import torch_generator
 from dpzv.terms import ModelName, StartName
 
-__all__ = ["load_head", "make_network", "make_networks"]
+__all__ = ["Networks", "load_head", "make_network", "make_networks"]
+
+Networks = Callable[[PrivacyPlan, NoiseSource], list[torch.nn.Module]]
+"""Makes the devices' networks once the plan is known, since a private start needs its noise."""
 
 STRIP_COLUMNS = 28  # the cnn's strips are rows of 28 pixels, as in mnist
 C_START = 1.0  # the public constant appended to each row before dp-pca

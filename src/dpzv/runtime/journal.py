@@ -1,6 +1,7 @@
 """What a run writes down at the server: metrics as it goes, and at its end the final head and the summary.
 
 The same whether devices are objects in this process or other organisations: it needs their test embeddings, not them.
+Test metrics stay with the server: nothing here is sent to a device.
 """
 
 from __future__ import annotations
@@ -17,22 +18,42 @@ import torch
 from dpzv import __version__
 from dpzv.config import Config
 from dpzv.methods.refit import refit
-from dpzv.models.losses import Loss
 from dpzv.privacy.statement import statement
-from dpzv.protocol.device import Device
 from dpzv.protocol.server import Server
-from dpzv.runtime import checkpoint
-from dpzv.runtime.evaluate import Metrics, measure
+from dpzv.runtime.assemble_server import ServerRecords, labels_of, make_head
 from dpzv.runtime.gate import Gate
-from dpzv.runtime.meter import Meter
 from dpzv.runtime.run_folder import RunFolder, write_tensors
-from dpzv.runtime.sides import make_head
-from dpzv.terms import Task
 
-__all__ = ["Journal", "Judge", "Observer", "Snapshot"]
+__all__ = ["Journal", "Meter", "Metrics", "Observer", "Snapshot"]
 
-AT_STAKE = 0.02
-"""The share of a head's steps after which a checkpoint is written: what a crash may cost of them."""
+
+class Meter(msgspec.Struct):
+    """Bytes of a run so far: the lengths of encoded frames."""
+
+    bytes_up: int = 0
+    """All frames from devices for training, the first fill included."""
+    bytes_down: int = 0
+    """All frames to devices."""
+    bytes_initial: int = 0
+    """The part of `bytes_up` that filled the table first."""
+    bytes_eval: int = 0
+    """Frames uploaded only to evaluate; in no other figure."""
+    payload_bytes: int = 0
+    """The part of up and down that is numbers, without framing: what the paper counts."""
+
+
+class Metrics(msgspec.Struct, frozen=True):
+    """Test metrics of a head; `None` where the task has no such metric."""
+
+    test_accuracy: float | None
+    test_auc: float | None
+    test_loss: float
+
+    def text(self) -> str:
+        """The metric that says most about the task, in two words."""
+        if self.test_auc is not None:
+            return f"AUC {self.test_auc:.4f}"
+        return f"loss {self.test_loss:.4f}" if self.test_accuracy is None else f"{100 * self.test_accuracy:.2f} %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,76 +73,36 @@ Observer = Callable[[Snapshot], bool]
 """Called after every round; returning false asks the run to stop at the next round, resumable."""
 
 
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """What the server knows to measure a head: the task, its loss and the test labels; and the data's name."""
-
-    task: Task
-    loss: Loss
-    outputs: int
-    y_test: torch.Tensor
-    data: dict[str, Any]
-
-
 class Journal:
     """A run's figures so far. `meter`, `targets` and `seconds_before` are restored from a checkpoint."""
 
-    def __init__(self, config: Config, judge: Judge, server: Server, gate: Gate, folder: RunFolder) -> None:
-        self._config, self._judge, self._server = config, judge, server
+    def __init__(self, config: Config, records: ServerRecords, server: Server, gate: Gate, folder: RunFolder) -> None:
+        self._config, self._records, self._server = config, records, server
         self._gate, self._folder = gate, folder
+        self._y_test = labels_of(records.y_test, records.task, config.runtime.accelerator)
         self.meter = Meter()
         self.targets: dict[str, dict[str, float]] = {}
         self.metrics: Metrics | None = None
         self.seconds_before = 0.0
         self._epsilon_spent = 0.0  # as of the last evaluation: with a sampled head it costs a second
-        self._began = self._saved = time.monotonic()
+        self._began = time.monotonic()
 
     @property
     def seconds(self) -> float:
         """Wall-clock seconds of this run, over all its sittings."""
         return self.seconds_before + time.monotonic() - self._began
 
-    @property
-    def D_test(self) -> int:
-        """How many test records there are."""
-        return len(self._judge.y_test)
-
-    @property
-    def checkpoint_due(self) -> bool:
-        """Whether it is time for one, by the clock or by the head steps that a crash would forfeit."""
-        late = time.monotonic() - self._saved > self._config.runtime.checkpoint_seconds
-        return late or self._gate.at_stake >= AT_STAKE
-
-    def save(self, devices: list[Device], clock: list[tuple[float, int]]) -> None:
-        """Make ledger and logs durable, then write the checkpoint: it never knows more than they do."""
-        self._gate.ledger.flush()
-        server = self._server
-        progress = checkpoint.Progress(
-            t=server.t,
-            positions=server.positions,
-            times=server.times,
-            delays=server.delays,
-            clock=clock,
-            meter=self.meter,
-            seconds=self.seconds,
-            targets=self.targets,
-            lengths=self._folder.lengths(),
-        )
-        checkpoint.save(self._folder.checkpoint, devices, server, progress)
-        self._gate.kept()
-        self._saved = time.monotonic()
-
-    def evaluate(self, rows: torch.Tensor, virtual_seconds: float) -> None:
+    def evaluate(self, rows: torch.Tensor, virtual_seconds: float) -> Metrics:
         """Measure the head in the loop on test rows, write a line of metrics, note targets passed."""
-        server, meter, judge = self._server, self.meter, self._judge
-        self.metrics = measure(server.method.head, rows, judge.y_test, judge.task, judge.loss)
+        server, meter = self._server, self.meter
+        self.metrics = found = self._measure(server.method.head, rows)
         self._epsilon_spent = self._gate.epsilon_spent
         self._folder.metric(
             {
                 "round": server.t,
                 "seconds": round(self.seconds, 3),
                 "virtual_seconds": virtual_seconds,
-                **msgspec.to_builtins(self.metrics),
+                **msgspec.to_builtins(found),
                 "bytes_up": meter.bytes_up,
                 "bytes_down": meter.bytes_down,
                 "epsilon_spent": self._epsilon_spent,
@@ -129,12 +110,13 @@ class Journal:
             }
         )
         for target in self._config.train.target:
-            if (self.metrics.test_accuracy or 0.0) >= target and str(target) not in self.targets:
+            if (found.test_accuracy or 0.0) >= target and str(target) not in self.targets:
                 self.targets[str(target)] = {
                     "round": server.t,
                     "bytes": meter.bytes_up + meter.bytes_down,
                     "virtual_seconds": virtual_seconds,
                 }
+        return found
 
     def snapshot(self, stage: str) -> Snapshot:
         """How far the run is."""
@@ -150,23 +132,12 @@ class Journal:
 
     def finish(self, rows: torch.Tensor, virtual_seconds: float) -> dict[str, Any]:
         """Fit the final head, write the server's weights and, last of all, the summary."""
-        judge, server, head_config = self._judge, self._server, self._config.head
-        private = measure(server.method.head, rows, judge.y_test, judge.task, judge.loss)
-        final, weights = private, self._folder.path / "weights"
+        server, weights = self._server, self._folder.path / "weights"
+        final = private = self._measure(server.method.head, rows)
         write_tensors(weights / "server.safetensors", server.method.head.state_dict(), {})
-        if head_config.final == "refit":
-            head = make_head(self._config, server.table.h.shape[1], judge.outputs, "final")
-            refit(
-                head,
-                server.table.h,
-                server.y_train,
-                judge.loss,
-                epochs=head_config.refit_epochs,
-                batch=head_config.refit_batch,
-                eta=head_config.refit_eta,
-                seed=self._config.train.seed,
-            )
-            final = measure(head, rows, judge.y_test, judge.task, judge.loss)
+        if self._config.head.final == "refit":
+            head = self._refitted()
+            final = self._measure(head, rows)
             # a file of its own: w_0 may leave the server, the refitted head may not
             write_tensors(weights / "final.safetensors", head.state_dict(), {})
         self._epsilon_spent = self._gate.epsilon_spent
@@ -176,8 +147,38 @@ class Journal:
         self._folder.summary(summary)
         return summary
 
+    def _refitted(self) -> torch.nn.Module:
+        """A second head, fitted to the final table without noise; it stays at the server."""
+        server, chosen = self._server, self._config.head
+        head = make_head(self._config, server.table.h.shape[1], self._records.outputs, "final")
+        refit(
+            head,
+            server.table.h,
+            server.y_train,
+            server.method.loss,
+            epochs=chosen.refit_epochs,
+            batch=chosen.refit_batch,
+            eta=chosen.refit_eta,
+            seed=self._config.train.seed,
+        )
+        return head
+
+    @torch.no_grad()
+    def _measure(self, head: torch.nn.Module, rows: torch.Tensor) -> Metrics:
+        """Metrics of `head` on test rows [D_test, K]."""
+        y, output = self._y_test, head(rows)
+        test_loss = float(self._server.method.loss(output, y).mean())
+        if self._records.task == "regression":
+            return Metrics(None, None, test_loss)
+        if self._records.task == "classes":
+            return Metrics(float((output.argmax(dim=1) == y).double().mean()), None, test_loss)
+        score = output.squeeze(1)
+        accuracy = float(((score > 0) == (y > 0.5)).double().mean())
+        both = 0 < float(y.mean()) < 1  # the area is undefined on test records of one class
+        return Metrics(accuracy, _auc(y, score) if both else None, test_loss)
+
     def _summary(self, final: Metrics, private: Metrics, virtual_seconds: float) -> dict[str, Any]:
-        config, plan, server = self._config, self._gate.plan, self._server
+        config, plan, server, records = self._config, self._gate.plan, self._server, self._records
         told = statement(
             plan,
             noise_source=config.noise.source,
@@ -217,10 +218,13 @@ class Journal:
             "mean_delay": server.delays.mean,
             "max_delay": server.delays.most,
             "seed": config.train.seed,
-            "versions": {
-                "dpzv": __version__,
-                "python": platform.python_version(),
-                "torch": str(torch.__version__),
-            },
-            "data": self._judge.data,
+            "versions": {"dpzv": __version__, "python": platform.python_version(), "torch": str(torch.__version__)},
+            "data": {"name": records.name, "records": len(records.y_train), "fingerprint": records.fingerprint},
         }
+
+
+def _auc(y: torch.Tensor, score: torch.Tensor) -> float:
+    from sklearn.metrics import roc_auc_score  # a second to import, and only binary tasks need it
+
+    ranked = score.nan_to_num(0.0)  # a head that diverged ranks nothing, and says so by an area of one half
+    return float(roc_auc_score(y.cpu().numpy(), ranked.cpu().numpy()))

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,8 +16,10 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import msgspec
+import numpy as np
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 
 from dpzv.errors import ConfigError, DiskError
 
@@ -131,10 +134,11 @@ class RunFolder:
             self._metrics.write(msgspec.json.encode(line) + b"\n")
             self._metrics.flush()
 
-    def transcript(self, t: int, m: int, Delta: str, frame_xxh3: str) -> None:
-        """Append a release to the transcript; `Delta` is written such that it is exact (a hex float)."""
+    def transcript(self, t: int, m: int, Delta: NDArray[np.float64], frame_xxh3: bytes) -> None:
+        """Append a release to the transcript: one number as a hex float, several as the hash of their bytes."""
         assert self._transcript is not None
-        line = f'{{"t":{t},"m":{m},"Delta":"{Delta}","frame_xxh3":"{frame_xxh3}"}}\n'
+        exact = float(Delta[0]).hex() if len(Delta) == 1 else "sha256:" + hashlib.sha256(Delta.tobytes()).hexdigest()
+        line = f'{{"t":{t},"m":{m},"Delta":"{exact}","frame_xxh3":"{frame_xxh3.hex()}"}}\n'
         try:
             self._transcript.write(line.encode())
         except OSError as error:  # a context a round would cost more than the line

@@ -1,4 +1,4 @@
-"""A whole run in one process: real messages, real bytes, a virtual clock.
+"""A whole run in one process: real messages, real bytes, a virtual clock that drives the server's run.
 
 Every message passes through the codec, so the bytes counted are the bytes a network would carry, and the
 server sees exactly what it would see there.
@@ -6,136 +6,137 @@ server sees exactly what it would see there.
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from xxhash import xxh3_128_digest
 
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset
+from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
-from dpzv.runtime import checkpoint
-from dpzv.runtime.build import Parts
-from dpzv.runtime.gate import Gate
-from dpzv.runtime.journal import Journal, Judge, Observer
+from dpzv.runtime.assemble_device import make_device
+from dpzv.runtime.assemble_server import ServerRecords
+from dpzv.runtime.checkpoint import Simulated
+from dpzv.runtime.clock import VirtualClock, speeds_of
+from dpzv.runtime.device_networks import Networks
+from dpzv.runtime.journal import Observer
 from dpzv.runtime.run_folder import RunFolder, write_tensors
+from dpzv.runtime.run_plan import noise_of, plan_of
+from dpzv.runtime.server_run import ServerRun
 
-__all__ = ["Simulation", "exactly"]
+__all__ = ["Simulation"]
 
 
 class Simulation:
-    """A run between its parts and its folder. `restore` first when the folder has a checkpoint."""
+    """A run of `config` on `data`. Making one refuses what cannot run, before anything is written.
 
-    def __init__(self, config: Config, data: Dataset, parts: Parts, gate: Gate, folder: RunFolder, T: int) -> None:
-        self._config, self._parts, self._gate, self._folder, self._T = config, parts, gate, folder, T
-        described = {"name": data.name, "records": len(data.y_train), "fingerprint": data.fingerprint}
-        judge = Judge(parts.task, parts.loss, parts.outputs, parts.y_test, described)
-        self._journal = Journal(config, judge, parts.server, gate, folder)
-        self._filled = False  # the first checkpoint is taken after the first fill
+    `round` and `run` work inside ``with simulation.opened(folder)``.
+    """
 
-    def restore(self) -> None:
-        """Go back to the last checkpoint, or to the start if there is none yet."""
-        lengths = (0, 0)
-        if self._folder.checkpoint.exists():
-            parts, journal = self._parts, self._journal
-            progress = checkpoint.load(self._folder.checkpoint, parts.devices, parts.server, parts.clock)
-            self._filled = True
-            journal.meter, journal.targets = progress.meter, dict(progress.targets)
-            journal.seconds_before, lengths = progress.seconds, progress.lengths
-        self._folder.cut(lengths)
+    server_run: ServerRun
+
+    def __init__(self, config: Config, data: Dataset, networks: Networks) -> None:
+        self._config, self._data, self._noise = config, data, noise_of(config)
+        self._plan = plan_of(config, len(data.y_train), len(data.x_train))
+        made = [
+            make_device(config, m, network, torch.from_numpy(x), torch.from_numpy(x_test), self._plan, self._noise)
+            for m, (network, x, x_test) in enumerate(
+                zip(networks(self._plan, self._noise), data.x_train, data.x_test, strict=True), 1
+            )
+        ]
+        self.devices: list[Device] = [device for device, _ in made]
+        self._widths = tuple(width for _, width in made)
+
+    @contextmanager
+    def opened(self, folder: RunFolder) -> Iterator[None]:
+        """Inside the block the run is open in `folder`, at its start or where it was interrupted."""
+        data = self._data
+        outputs = data.n_classes if data.task == "classes" else 1
+        records = ServerRecords(data.name, data.task, outputs, data.y_train, data.y_test, data.fingerprint)
+        with ServerRun(self._config, records, self._widths, self._plan, self._noise, folder) as self.server_run:
+            self._clock = self._started_clock()
+            self._beside = Simulated(self.devices, self._clock)
+            self.server_run.restore(self._beside)
+            yield
 
     def run(self, observe: Observer, max_seconds: float = float("inf")) -> dict[str, Any] | None:
         """Run to the end and return the summary, or `None` if the observer stopped the run (resumable).
 
         After `max_seconds` no further round is begun; the final head and the summary follow as usual.
         """
-        server, journal = self._parts.server, self._journal
-        if not self._filled:
+        run, journal = self.server_run, self.server_run.journal
+        if not run.begun:
             if self._config.table.start == "fill":
                 self._fill(observe)
-            self._evaluate()
-            self._save()
-        while server.t < self._T and journal.seconds < max_seconds:
+            run.evaluate(self._tests(), self._clock.seconds)
+            run.save(self._beside)
+            run.begun = True
+        while not run.done and journal.seconds < max_seconds:
             self.round()
-            if server.t % self._config.train.eval_every == 0 or server.t == self._T:
-                self._evaluate()
-            if journal.checkpoint_due:
-                self._save()
+            if run.evaluation_due:
+                run.evaluate(self._tests(), self._clock.seconds)
+            if run.checkpoint_due:
+                self.server_run.save(self._beside)
             if not observe(journal.snapshot("rounds")):
-                self._save()
+                self.server_run.save(self._beside)
                 return None
-        if self._T == 0:
-            server.train_head(self._gate.head_steps(0))
+        if run.plan.T == 0:
+            run.train_head_alone()
         observe(journal.snapshot("final head"))
         return self._finish()
 
     def round(self) -> None:
-        """One round: ask, gate, accept, apply."""
-        parts, server = self._parts, self._parts.server
-        m = parts.clock.next().m
-        device, codec = parts.devices[m - 1], parts.codecs[m - 1]
+        """One round: the next device in virtual time sends its batch, and the server answers it."""
+        run, m = self.server_run, self._clock.next().m
+        device, codec = self.devices[m - 1], run.codecs[m - 1]
         frame = codec.encode(device.upload())
         message = codec.decode(frame)
         assert isinstance(message, Embeddings)
-        pending = server.ask(message, self._gate.contributes(server.t + 1, message))
-        digest = xxh3_128_digest(frame)
-        release = self._gate.release(pending, digest)
-        server.accept(release, self._gate.head_steps(release.t))
-        answer = codec.encode(release)
-        received = codec.decode(answer)
-        assert isinstance(received, Release)
-        device.receive(received)
-        parts.clock.answered(m, device.position)
-        self._folder.transcript(release.t, m, exactly(release.Delta), digest.hex())
-        self._journal.meter.bytes_up += len(frame)
-        self._journal.meter.bytes_down += len(answer)
-        width, arrays = message.h[0].shape[1], len(message.h)
-        self._journal.meter.payload_bytes += codec.embeddings_bytes(pending.B, width, arrays)
-        self._journal.meter.payload_bytes += codec.answer_bytes(len(release.Delta))
+        opened = run.begin(message, frame)
+        run.commit(opened)
+        run.close(opened)
+        release = codec.decode(opened.answer)
+        assert isinstance(release, Release)
+        device.receive(release)
+        self._clock.answered(m, device.position)
 
     def _fill(self, observe: Observer) -> None:
-        for device, codec in zip(self._parts.devices, self._parts.codecs, strict=True):
+        run = self.server_run
+        for device, codec in zip(self.devices, run.codecs, strict=True):
             for message in device.fill():
                 frame = codec.encode(message)
                 received = codec.decode(frame)
                 assert isinstance(received, Fill)
-                self._parts.server.fill(received)
-                self._journal.meter.bytes_up += len(frame)
-                self._journal.meter.bytes_initial += len(frame)
-                self._journal.meter.payload_bytes += codec.row_bytes(received.h.shape[1]) * len(received.h)
-            observe(self._journal.snapshot("first fill of the table"))
+                run.fill(received, len(frame))
+            run.fill_ends(device.m)
+            observe(run.journal.snapshot("first fill of the table"))
 
-    def _test_rows(self) -> torch.Tensor:
+    def _tests(self) -> list[Evaluation]:
+        """The test embeddings of all devices, as the server would receive them."""
         messages = []
-        for device, codec in zip(self._parts.devices, self._parts.codecs, strict=True):
+        for device, codec in zip(self.devices, self.server_run.codecs, strict=True):
             for message in device.evaluate():
                 frame = codec.encode(message)
-                self._journal.meter.bytes_eval += len(frame)
+                self.server_run.journal.meter.bytes_eval += len(frame)
                 received = codec.decode(frame)
                 assert isinstance(received, Evaluation)
                 messages.append(received)
-        return self._parts.server.evaluation_rows(messages, len(self._parts.y_test))
-
-    def _evaluate(self) -> None:
-        self._journal.evaluate(self._test_rows(), self._parts.clock.seconds)
-
-    def _save(self) -> None:
-        self._journal.save(self._parts.devices, self._parts.clock.state())
+        return messages
 
     def _finish(self) -> dict[str, Any]:
-        """Write the devices' weights, then let the journal end the run."""
-        self._save()
-        for device in self._parts.devices:
-            path = self._folder.path / "weights" / f"device-{device.m}.safetensors"
+        """Write the devices' weights, then let the server end the run."""
+        self.server_run.save(self._beside)
+        for device in self.devices:
+            path = self.server_run.folder.path / "weights" / f"device-{device.m}.safetensors"
             write_tensors(path, device.method.network.state_dict(), {})
-        return self._journal.finish(self._test_rows(), self._parts.clock.seconds)
+        return self.server_run.finish(self._tests(), self._clock.seconds)
 
-
-def exactly(Delta: NDArray[np.float64]) -> str:
-    """One number as a hex float; several (a rival's answer) as the hash of their bytes."""
-    if len(Delta) == 1:
-        return float(Delta[0]).hex()
-    return "sha256:" + hashlib.sha256(Delta.tobytes()).hexdigest()
+    def _started_clock(self) -> VirtualClock:
+        """The clock at its start; it knows the bytes up and down of one batch of each device, without framing."""
+        run, config, widths = self.server_run, self._config, self._widths
+        B, method = config.train.B, run.server.method
+        up = [codec.embeddings_bytes(B, width, method.uploads) for codec, width in zip(run.codecs, widths, strict=True)]
+        down = [codec.answer_bytes(method.numbers(B, width)) for codec, width in zip(run.codecs, widths, strict=True)]
+        return VirtualClock(speeds_of(config, len(widths)), tuple(up), tuple(down), config.train.seed)

@@ -1,0 +1,274 @@
+"""A network drives the server's run: batches arrive, wait for their turn, and share commits to the disk.
+
+One round is worked on at a time. Several may wait for the disk together, and a release is sent when its row is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from msgspec import Struct
+
+from dpzv.errors import PeerError
+from dpzv.network.peers import Peer, Peers
+from dpzv.network.wire import Ask, framed
+from dpzv.protocol.messages import Embeddings, Evaluation
+from dpzv.runtime.server_run import Opened, ServerRun
+
+__all__ = ["Arrivals", "Arrived"]
+
+LOG = logging.getLogger("dpzv.server")
+EVALUATION_SECONDS = 120.0
+"""How long a device may take to send its test embeddings before the run goes on with those it sent last."""
+
+
+class Arrived(Struct, frozen=True):
+    """A batch that waits for its turn: who sent it, what it says, and its frame without the first byte."""
+
+    peer: Peer
+    message: Embeddings
+    frame: memoryview
+
+
+class _Unsent(Struct, frozen=True):
+    """A round whose release is made, and the device that waits for it."""
+
+    peer: Peer
+    opened: Opened
+
+
+class Arrivals:
+    """Rounds 1 to T of a run whose table is filled. Whoever reads from a device calls `arrived` and `evaluation`."""
+
+    def __init__(self, run: ServerRun, peers: Peers) -> None:
+        self._run, self._peers = run, peers
+        self.stopping = False
+        self._news = peers.changed
+        self._waiting: dict[int, Arrived] = {}
+        self._tests: dict[int, list[Evaluation]] = {}
+        self._incoming: dict[int, list[Evaluation]] = {}
+        self._open = False  # whether a round may begin now
+        self._last = time.monotonic()  # when the last one began
+        self._unclosed: Opened | None = None  # a round whose release is on its way, but which is not closed yet
+        self._unsent: list[_Unsent] = []  # releases that are not durable yet
+        self._scheduled = False  # whether a commit will follow soon
+        self._sending: set[asyncio.Task[Any]] = set()
+        self._failure: BaseException | None = None
+
+    def arrived(self, batch: Arrived) -> bytes:
+        """A device sent the next batch of its schedule; its round begins now if it may.
+
+        Returns the answer for the caller to send, if there is one at once. A later answer is sent from here.
+        """
+        m = batch.peer.m
+        self._close()
+        self._run.server.check(batch.message)
+        if m in self._waiting and self._waiting[m].peer is batch.peer:
+            raise PeerError(f"device {m} sent a batch before the release of its last one; the peer is closed.")
+        self._waiting[m] = batch
+        return self._go_on(batch.peer)
+
+    def evaluation(self, message: Evaluation) -> None:
+        """A chunk of test embeddings that were asked for."""
+        run, chunks = self._run, self._incoming.get(message.m)
+        if chunks is None:
+            raise PeerError(f"device {message.m} sent test embeddings that nobody asked for; the peer is closed.")
+        run.server.check_evaluation(message, run.D_test)
+        if sum(len(chunk.h) for chunk in chunks) + len(message.h) > run.D_test:
+            raise PeerError(f"device {message.m} sent more than {run.D_test} test embeddings; the peer is closed.")
+        run.journal.meter.bytes_eval += run.codecs[message.m - 1].row_bytes(message.h.shape[1]) * len(message.h)
+        chunks.append(message)
+
+    def evaluated(self, m: int) -> None:
+        """Device m has sent all its test embeddings."""
+        chunks, D_test = self._incoming.pop(m, None), self._run.D_test
+        if chunks is None or sum(len(chunk.h) for chunk in chunks) != D_test:
+            raise PeerError(f"device {m} must send {D_test} test embeddings when asked; the peer is closed.")
+        self._tests[m] = chunks
+        self._news.set()
+
+    @property
+    def has_tests(self) -> bool:
+        """Whether every device has sent its test embeddings."""
+        return len(self._tests) == self._run.plan.M
+
+    @property
+    def tests(self) -> list[Evaluation]:
+        """The test embeddings of all devices, as last sent."""
+        return [message for chunks in self._tests.values() for message in chunks]
+
+    def stop(self) -> None:
+        """End after the round at hand, with a checkpoint."""
+        self.stopping = True
+        self._news.set()
+
+    async def run(self) -> bool:
+        """All rounds; false if stopped before the last."""
+        run = self._run
+        while not run.done and not self.stopping:
+            before, self._open, self._last = run.server.t, True, time.monotonic()
+            self._go_on()  # with what came meanwhile
+            while self._open and not self.stopping:
+                await self._wait(self._left())
+            self._open = False
+            await self._send_all()
+            if run.server.t > before and run.evaluation_due:
+                await self.evaluate()
+            if run.checkpoint_due:
+                run.save()
+        if run.plan.T == 0:
+            run.train_head_alone()
+        run.save()
+        return run.done
+
+    async def evaluate(self) -> None:
+        """Ask all that are there for test embeddings, and measure with what came; absent ones keep their last."""
+        asked, run = self._peers.present(), self._run
+        before = {peer.m: self._tests.pop(peer.m, None) for peer in asked}
+        for peer in asked:
+            self._incoming[peer.m] = []
+            await peer.tell(Ask("evaluate"))
+        deadline = time.monotonic() + EVALUATION_SECONDS
+        # one that is lost meanwhile is not waited for: it would have to be asked again
+        while any(peer.m not in self._tests and not peer.closed.is_set() for peer in asked):
+            await self._wait(deadline - time.monotonic())
+            if time.monotonic() > deadline:
+                LOG.warning("test embeddings did not come in time; the last ones are used")
+                break
+        for m, last in before.items():
+            if m not in self._tests and last is not None:
+                self._tests[m] = last
+        found = run.evaluate(self.tests, run.journal.seconds)
+        LOG.info("round %d of %d: %s", run.server.t, run.plan.T, found.text())
+
+    def _go_on(self, own: Peer | None = None) -> bytes:
+        """Begin all rounds that may begin now, and see that their releases are committed and sent.
+
+        Devices whose batches come within the same turn of the event loop share a commit. Returns the answer to `own`
+        if it is committed at once: when commits cost nothing, or when nobody is left who could share this one.
+        """
+        while (batch := self._next()) is not None:
+            try:
+                self._last = time.monotonic()
+                self._unclosed = self._run.begin(batch.message, batch.frame)
+                self._unsent.append(_Unsent(batch.peer, self._unclosed))
+            except PeerError as error:
+                LOG.warning("device %d is closed: %s", batch.peer.m, error)
+                self._start(batch.peer.close(str(error)))
+            except Exception as error:  # a fault of ours, whoever's batch it was
+                self._fail(error)
+        if not self._unsent:
+            return b""
+        if own is not None and (not self._run.ledger.durable or len(self._unsent) == len(self._peers)):
+            return self._commit(own)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._commit)
+        return b""
+
+    def _next(self) -> Arrived | None:
+        """The batch of the next round, if there is one that may go."""
+        if not self._waiting:
+            return None
+        self._close()
+        while self._open and not self.stopping and (m := self._whose_turn()) is not None:
+            batch = self._waiting.pop(m)
+            if not batch.peer.closed.is_set():
+                return batch
+        return None
+
+    def _left(self) -> float:
+        """How long to wait for a device; refuses to wait longer than the operator wants."""
+        network = self._run.config.network
+        left = network.patience - (time.monotonic() - self._last)
+        if left <= 0 and network.late == "stop":
+            raise PeerError(
+                f"no device that the run needs came within {network.patience:g} s; everything up to here is kept: "
+                "start the parties again."
+            )
+        return min(60.0, left) if left > 0 else 60.0
+
+    def _whose_turn(self) -> int | None:
+        """The device whose batch goes next, or `None` if it is not there yet."""
+        M, server, network = self._run.plan.M, self._run.server, self._run.config.network
+        if network.order == "turns":
+            m = server.t % M + 1
+            return m if m in self._waiting else None
+        if network.max_delay:
+            late = [m for m in range(1, M + 1) if server.t - server.times[m - 1] >= network.max_delay + M]
+            if late:
+                return next((m for m in late if m in self._waiting), None)
+        return next(iter(self._waiting), None)
+
+    def _commit(self, own: Peer | None = None) -> bytes:
+        """Make all queued releases durable at once and send them; the one to `own` is returned instead.
+
+        It blocks for one write to the disk: nothing could be released meanwhile, and gRPC's threads go on receiving.
+        """
+        group, self._unsent, self._scheduled, answer = self._unsent, [], False, b""
+        if not group:
+            return answer
+        try:
+            self._run.commit(group[-1].opened)
+        except Exception as error:
+            self._fail(error)
+            return answer
+        for one in group:
+            if one.peer is own:
+                answer = framed(one.opened.answer)
+            else:
+                self._start(one.peer.send(framed(one.opened.answer)))
+        asyncio.get_running_loop().call_soon(self._close)  # when they are on their way
+        return answer
+
+    def _close(self) -> None:
+        """End the round at hand, and let no other begin where an evaluation or a checkpoint is due."""
+        opened, self._unclosed = self._unclosed, None
+        if opened is None:
+            return
+        try:
+            self._run.close(opened)
+        except Exception as error:
+            self._fail(error)
+            return
+        if self._run.evaluation_due or self._run.checkpoint_due:
+            self._open = False
+            self._news.set()
+
+    async def _send_all(self) -> None:
+        """Send what is queued, and wait until it is out; no round is open then."""
+        if self._unsent:
+            self._commit()
+        self._close()
+        while self._sending:
+            await asyncio.wait(self._sending)
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, error: BaseException) -> None:
+        """Let `run` end with this."""
+        self._failure, self._open = error, False
+        self._news.set()
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(work)
+        self._sending.add(task)
+        task.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[Any]) -> None:
+        self._sending.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:  # not a lost device: a fault of ours
+            self._fail(error)
+
+    async def _wait(self, seconds: float) -> None:
+        """Until something happens, or for so long."""
+        late = asyncio.get_running_loop().call_later(seconds, self._news.set)  # `wait_for` costs a task each time
+        try:
+            await self._news.wait()
+        finally:
+            late.cancel()
+        self._news.clear()

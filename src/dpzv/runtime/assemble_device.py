@@ -1,0 +1,81 @@
+"""What a device holds, from a configuration: its method with its network, its features and its batches."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dpzv.config import Config, per_device
+from dpzv.data.schedule import BatchSchedule
+from dpzv.errors import ConfigError
+from dpzv.methods.make import make_device_rule
+from dpzv.methods.rival import Uplink
+from dpzv.methods.steps import Steps
+from dpzv.models.rowwise import require_rowwise
+from dpzv.privacy.noise import NoiseSource
+from dpzv.privacy.plan import MOST_NUMBERS, PrivacyPlan
+from dpzv.protocol.codec import Codec
+from dpzv.protocol.device import Device
+
+__all__ = ["accelerator_of", "codec_of", "make_device"]
+
+
+def make_device(
+    config: Config,
+    m: int,
+    network: torch.nn.Module,
+    x_train: torch.Tensor,
+    x_test: torch.Tensor,
+    plan: PrivacyPlan,
+    noise: NoiseSource,
+) -> tuple[Device, int]:
+    """Device m, ready for round 1, and the width of its embeddings."""
+    accelerator, i = accelerator_of(config), m - 1
+    network.to(accelerator).eval()
+    x_train = x_train.to(accelerator)
+    width = require_rowwise(network, x_train[:8], name=f"device {m}")
+    if width > MOST_NUMBERS:
+        raise ConfigError(f"an embedding has at most {MOST_NUMBERS} numbers, got {width} at device {m}; narrow it.")
+    rule = make_device_rule(
+        config.train.method,
+        network,
+        m=m,
+        seed=config.train.seed,
+        lam=per_device("train.lam", config.train.lam, plan.M)[i],
+        steps=Steps(
+            per_device("train.eta_m", config.train.eta_m, plan.M)[i],
+            config.train.momentum,
+            config.train.schedule,
+            max(plan.T, 1),
+        ),
+        uplink=_uplink(config, plan, noise),
+    )
+    schedule = BatchSchedule(config.train.seed, m, plan.B, plan.D)
+    return Device(m, rule, x_train, x_test.to(accelerator), schedule), width
+
+
+def codec_of(config: Config, m: int, plan: PrivacyPlan) -> Codec:
+    """How device m's messages become bytes."""
+    lam = per_device("train.lam", config.train.lam, plan.M)[m - 1]
+    return Codec(config.codec.name, lam, per_record=plan.per_record)
+
+
+def accelerator_of(config: Config) -> str:
+    """The run's accelerator, once it is known to be there; sets the number of threads on the way."""
+    name = config.runtime.accelerator
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("runtime.accelerator is 'cuda', but torch finds no CUDA device; use 'cpu'.")
+    if name == "cuda":
+        # torch rounds the inputs of convolutions to 11 bits by default; the difference of two nearly equal
+        # losses needs all 24
+        torch.backends.cudnn.allow_tf32 = False
+    if config.runtime.threads:
+        torch.set_num_threads(config.runtime.threads)
+    return name
+
+
+def _uplink(config: Config, plan: PrivacyPlan, noise: NoiseSource) -> Uplink:
+    """How embeddings are protected on their way up: not at all, or with the plan's noise."""
+    C_h = config.privacy.C_h if plan.sigma_h else math.inf
+    return Uplink(C_h, plan.sigma_h, lambda shape, stream: noise.gaussian(shape, *stream))

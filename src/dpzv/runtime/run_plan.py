@@ -1,0 +1,86 @@
+"""What a run may do, from its configuration: its public sizes, its privacy plan and its noise."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from msgspec import Struct
+
+from dpzv.config import Config, per_device
+from dpzv.errors import ConfigError
+from dpzv.privacy.coverage import PlanRequest
+from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
+from dpzv.privacy.plan import PrivacyPlan
+from dpzv.privacy.planning import make_plan, participation_cap
+from dpzv.privacy.spent import parents_of
+from dpzv.rng import seed_of
+from dpzv.runtime.clock import equal_speeds, speeds_of
+
+__all__ = ["Sizes", "noise_of", "plan_of", "sizes_of"]
+
+
+class Sizes(Struct, frozen=True):
+    """The public sizes of a run: D records in batches of B, M devices, T rounds over all of them together."""
+
+    D: int
+    M: int
+    B: int
+    T: int
+
+
+def sizes_of(config: Config, D: int, M: int) -> Sizes:
+    """The sizes of a run over D records and M devices; T comes from `train.rounds` or from `train.passes`."""
+    B, rounds, passes = config.train.B, config.train.rounds, config.train.passes
+    if rounds is None:
+        assert passes is not None  # the configuration was refused otherwise
+        rounds = M * math.floor(passes * D / B)
+    return Sizes(D, M, B, rounds)
+
+
+def plan_of(config: Config, D: int, M: int) -> PrivacyPlan:
+    """The privacy plan of a run over D records and M devices; refuses what it cannot cover."""
+    privacy, sizes = config.privacy, sizes_of(config, D, M)
+    T, B = sizes.T, sizes.B
+    if B > D:
+        raise ConfigError(f"train.B must be at most the number of records {D}, got {B}; lower train.B.")
+    request = PlanRequest(
+        epsilon=privacy.epsilon,
+        delta_dp=privacy.delta_dp,
+        accounting=privacy.accounting,
+        neighbours=privacy.neighbours,
+        protects=privacy.protects,
+        C=privacy.C,
+        B=B,
+        D=D,
+        M=M,
+        T=T,
+        participations=participation_cap(T=T, B=B, D=D, M=M, equal_speeds=_in_turns(config, M)),
+        min_batch=privacy.min_batch,
+        head_rule=config.head.rule,
+        starts=per_device("devices.start", config.devices.start, M),
+        start_share=privacy.start_share,
+        head_batch=min(config.head.batch, D),
+        # without rounds the head in the loop is for nothing, unless it is the one that is kept
+        head_steps=config.head.steps if T or config.head.final == "private" else 0,
+        head_share=privacy.head_share,
+        parents=parents_of([Path(folder) for folder in privacy.parents]),
+        method=config.train.method,
+        where=config.noise.where,
+        C_h=privacy.C_h,
+    )
+    return make_plan(request)
+
+
+def noise_of(config: Config) -> NoiseSource:
+    """The noise source of a configuration."""
+    if config.noise.source == "exact":
+        return ExactNoise()
+    # devices know the run's seed; the stream has a name of its own, but whoever knows the seed can make it too
+    return SeededNoise(seed_of(config.train.seed, "noise"))
+
+
+def _in_turns(config: Config, M: int) -> bool:
+    """Whether devices take turns, so that none can use up another's share of the rounds."""
+    speeds = speeds_of(config, M)
+    return config.network.order == "turns" if config.runtime.kind == "network" else equal_speeds(speeds)

@@ -1,0 +1,270 @@
+"""The server's side of a run: state machine, ledger, gate, journal and folder, opened and closed in one place.
+
+Somebody drives it: a virtual clock (`simulate.py`), the arrivals of a network (`network/arrivals.py`), or an audit
+(`attacks/target.py`). A driver calls `fill` and `fill_ends`, then for every round `begin`, `commit` and `close`;
+`evaluate` and `save` when they are due; and `finish`. Everything is built from the plan that the ledger holds.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from msgspec import Struct
+from xxhash import xxh3_128_digest
+
+from dpzv.config import Config
+from dpzv.errors import PeerError, PrivacyRefused
+from dpzv.privacy.ledger import Ledger
+from dpzv.privacy.noise import NoiseSource
+from dpzv.privacy.plan import PrivacyPlan, start_event
+from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending, Release
+from dpzv.runtime import checkpoint
+from dpzv.runtime.assemble_device import accelerator_of, codec_of
+from dpzv.runtime.assemble_server import ServerRecords, make_server, schedules_of
+from dpzv.runtime.gate import Gate
+from dpzv.runtime.journal import Journal, Metrics
+from dpzv.runtime.run_folder import RunFolder
+
+__all__ = ["Opened", "ServerRun"]
+
+AT_STAKE = 0.02
+"""The share of a head's steps after which a checkpoint is written: what a crash may cost of them."""
+
+
+class Opened(Struct, frozen=True):
+    """A round between its release and its end.
+
+    `answer` is the frame of the release. It may be sent once the round is committed. `size` is the length of the
+    device's frame, and `digest` recognises it.
+    """
+
+    message: Embeddings
+    pending: Pending
+    release: Release
+    answer: bytes
+    digest: bytes
+    size: int
+
+
+class ServerRun:
+    """One run at the server. Use it as a context manager, and call `restore` before anything else.
+
+    `begun` says whether rounds may be answered: the table is filled, and a first checkpoint is written.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        records: ServerRecords,
+        widths: tuple[int, ...],
+        plan: PrivacyPlan,
+        noise: NoiseSource,
+        folder: RunFolder,
+    ) -> None:
+        """`plan` is what the run is asked for now; where the folder has a ledger, the plan in it is used."""
+        self.config, self.folder, self.D_test = config, folder, len(records.y_test)
+        self.begun = False
+        self._rows: dict[int, int] = {}  # rows of the table that each device has filled so far
+        self._filled: set[int] = set()  # devices that have filled all their rows
+        self.schedules = schedules_of(config, plan)
+        accelerator_of(config)  # refuses one that is not there
+        with ExitStack() as stack:
+            self.ledger = stack.enter_context(self._open_ledger(records.fingerprint, plan))
+            stack.enter_context(folder)
+            self.plan = self.ledger.plan
+            _refuse_other_noise(self.plan, plan)
+            for i, name in enumerate(self.plan.starts):
+                if name == "dp-pca":
+                    self.ledger.write_start(start_event(self.plan, i))
+            self.server = make_server(config, records, widths, self.schedules, self.plan, noise)
+            self.codecs = tuple(codec_of(config, m, self.plan) for m in range(1, self.plan.M + 1))
+            self.gate = Gate(self.ledger, noise)
+            self.journal = Journal(config, records, self.server, self.gate, folder)
+            self._saved = time.monotonic()
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def restore(self, beside: checkpoint.Simulated | None = None) -> None:
+        """Go back to the last checkpoint, or to the start if there is none yet.
+
+        Simulated devices go back with the server, and the rounds since then are played again: the ledger answers them
+        with what it released. Devices that are processes of their own (`beside` is `None`) do not go back. The rounds
+        since then are not computed again: their releases stand, their rows in the table stay as old as they were, and
+        head steps that were paid for and lost stay paid for.
+        """
+        if not self.folder.checkpoint.exists():
+            self.folder.cut((0, 0))
+            return
+        progress = checkpoint.load(self.folder.checkpoint, self.server, beside)
+        self.begun = True
+        self.journal.meter, self.journal.targets = progress.meter, dict(progress.targets)
+        self.journal.seconds_before = progress.seconds
+        if self.folder.finished:  # its logs are complete
+            return
+        self.folder.cut(progress.lengths)
+        if beside is None:
+            self._catch_up(progress.t)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every device's rows are in the table, so that rounds may begin."""
+        return self.begun or self.config.table.start == "zeros" or len(self._filled) == self.plan.M
+
+    def needs_fill(self, m: int) -> bool:
+        """Whether device m must still upload all its train records."""
+        return not self.begun and self.config.table.start == "fill" and m not in self._filled
+
+    def filled_to(self, m: int, *, again: bool) -> int:
+        """The train record from which device m's fill goes on.
+
+        That is the one behind the last chunk that came, if the device still has the weights of then (`again`).
+        """
+        if not again:
+            self._rows.pop(m, None)
+        return self._rows.get(m, 0)
+
+    def fill(self, message: Fill, size: int) -> None:
+        """Store a chunk of the first fill, which came in a frame of `size` bytes; chunks come in order."""
+        expected = self._rows.get(message.m, 0)
+        if self.begun or message.start != expected:
+            raise PeerError(
+                f"device {message.m} may fill row {expected} next, before the rounds begin, got row {message.start}; "
+                "the peer is closed."
+            )
+        self.server.fill(message)
+        self._rows[message.m] = expected + len(message.h)
+        meter = self.journal.meter
+        meter.bytes_up += size
+        meter.bytes_initial += size
+        meter.payload_bytes += self.codecs[message.m - 1].row_bytes(message.h.shape[1]) * len(message.h)
+
+    def fill_ends(self, m: int) -> None:
+        """Device m says that its first fill is complete."""
+        if self.begun or self._rows.pop(m, 0) < self.plan.D:
+            raise PeerError(f"device {m} must fill {self.plan.D} rows before the rounds begin; the peer is closed.")
+        self._filled.add(m)
+
+    def begin(self, message: Embeddings, frame: bytes | memoryview) -> Opened:
+        """Begin the next round with a device's batch, which came as `frame`: its release is made, but not durable."""
+        pending = self.server.ask(message, self.gate.contributes(self.server.t + 1, message))
+        digest = xxh3_128_digest(frame)
+        release = self.gate.submit(pending, digest)
+        return Opened(message, pending, release, self.codecs[message.m - 1].encode(release), digest, len(frame))
+
+    def commit(self, opened: Opened) -> None:
+        """Return when the release, and every one before it, is on the disk; its answer may then be sent."""
+        self.ledger.wait(opened.release.t)
+
+    def close(self, opened: Opened) -> None:
+        """End a round: the table and w_0 move on, and what happened is written down."""
+        message, release, meter = opened.message, opened.release, self.journal.meter
+        self.server.accept(release, self.gate.head_steps(release.t))
+        self.folder.transcript(release.t, release.m, release.Delta, opened.digest)
+        codec, (B, width) = self.codecs[release.m - 1], message.h[0].shape
+        meter.bytes_up += opened.size
+        meter.bytes_down += len(opened.answer)
+        meter.payload_bytes += codec.embeddings_bytes(B, width, len(message.h)) + codec.answer_bytes(len(release.Delta))
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are over."""
+        return self.server.t >= self.plan.T
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the last round was one after which the head is measured."""
+        return self.server.t % self.config.train.eval_every == 0 or self.done
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether it is time for one, by the clock or by the head steps that a crash would forfeit."""
+        late = time.monotonic() - self._saved > self.config.runtime.checkpoint_seconds
+        return late or self.gate.at_stake >= AT_STAKE
+
+    def evaluate(self, tests: list[Evaluation], virtual_seconds: float) -> Metrics:
+        """Measure the head in the loop on the devices' test embeddings."""
+        return self.journal.evaluate(self._test_rows(tests), virtual_seconds)
+
+    def save(self, beside: checkpoint.Simulated | None = None) -> None:
+        """Make ledger and logs durable, then write the checkpoint: it never knows more than they do."""
+        self.ledger.flush()
+        journal, server = self.journal, self.server
+        progress = checkpoint.Progress(
+            t=server.t,
+            positions=server.positions,
+            times=server.times,
+            delays=server.delays,
+            clock=beside.clock.state() if beside else [],
+            meter=journal.meter,
+            seconds=journal.seconds,
+            targets=journal.targets,
+            lengths=self.folder.lengths(),
+        )
+        checkpoint.save(self.folder.checkpoint, server, progress, beside)
+        self.gate.kept()
+        self._saved = time.monotonic()
+
+    def train_head_alone(self) -> None:
+        """In a run without rounds: all head steps, on the first fill of the table."""
+        self.server.train_head(self.gate.head_steps(0))
+
+    def finish(self, tests: list[Evaluation], virtual_seconds: float) -> dict[str, Any]:
+        """Fit the final head on the table, and write weights and summary: the run is finished."""
+        return self.journal.finish(self._test_rows(tests), virtual_seconds)
+
+    def missed(self, m: int, position: int) -> list[Release]:
+        """The releases that device m, whose weights are at `position`, has not applied yet."""
+        found = [Release(t, m, k, Delta) for t, to, k, Delta, _ in self.ledger.released() if to == m]
+        if not 0 <= position <= len(found):
+            raise PeerError(
+                f"device {m} is at batch {position}, but was sent {len(found)} releases in this run; its folder is "
+                "that of another run, or the server's ledger is an old copy."
+            )
+        return found[position:]
+
+    def _test_rows(self, tests: list[Evaluation]) -> torch.Tensor:
+        return self.server.evaluation_rows(tests, self.D_test)
+
+    def _catch_up(self, known: int) -> None:
+        """Take over the rounds after round `known` from the ledger."""
+        server = self.server
+        for t, m, position, Delta, digest in self.ledger.released():
+            if t > known:
+                self.folder.transcript(t, m, Delta, digest)
+                server.t, server.positions[m - 1], server.times[m - 1] = t, position + 1, t
+
+    def _open_ledger(self, fingerprint: str, plan: PrivacyPlan) -> Ledger:
+        """The ledger of the folder: the one that is there, or a new one where nothing was ever released."""
+        path, source = self.folder.path / "ledger.sqlite", self.config.noise.source
+        known = checkpoint.rounds(self.folder.checkpoint)
+        common: dict[str, Any] = {
+            "plan": plan,
+            "data_fingerprint": fingerprint,
+            "noise_source": source,
+            "ids_of": lambda m, position: self.schedules[m - 1].ids(position),
+            "durable": source == "exact",
+        }
+        if known is None and not path.exists():  # a release needs both
+            return Ledger.create(path, **common)
+        return Ledger.open(path, **common, at_least=known or 0)
+
+
+def _refuse_other_noise(began: PrivacyPlan, now: PrivacyPlan) -> None:
+    """Refuse to go on under an accountant that would plan other noise for the same run."""
+    if (began.z, began.sigma_dp) != (now.z, now.sigma_dp):
+        raise PrivacyRefused(
+            f"the run began with head noise z={began.z!r} and release noise sigma_dp={began.sigma_dp!r}, the installed "
+            f"accountant gives {now.z!r} and {now.sigma_dp!r}; resume with the versions in its summary's `versions`, "
+            "or start a new run."
+        )
