@@ -14,7 +14,6 @@ import torch
 
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset
-from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
 from dpzv.runtime.assemble_device import make_device
 from dpzv.runtime.assemble_server import ServerRecords
@@ -46,7 +45,7 @@ class Simulation:
                 zip(networks(self._plan, self._noise), data.x_train, data.x_test, strict=True), 1
             )
         ]
-        self.devices: list[Device] = [device for device, _ in made]
+        self.devices = [device for device, _ in made]
         self._widths = tuple(width for _, width in made)
 
     @contextmanager

@@ -1,0 +1,67 @@
+"""The server's run, whoever drives it: it goes on under the noise it began with, or not at all."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from dpzv import config as configuration
+from dpzv import recipes
+from dpzv.config import Config
+from dpzv.errors import PeerError, PrivacyRefused
+from dpzv.privacy import planning
+from dpzv.protocol.messages import Fill
+from dpzv.runtime.device_networks import make_networks
+from dpzv.runtime.run import load_data, resume, start
+from dpzv.runtime.run_folder import RunFolder
+from dpzv.runtime.simulate import Simulation
+
+
+def config_of(*assignments: str) -> Config:
+    """A short run on digits with a private head."""
+    tree = recipes.tree("digits")
+    for assignment in ("noise.source=seeded", "runtime.threads=1", "train.rounds=12", "head.steps=6", *assignments):
+        tree = configuration.merge(tree, configuration.set_key(assignment))
+    return configuration.parse(tree)
+
+
+def test_a_run_does_not_go_on_under_an_accountant_that_plans_less_noise_for_its_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert start(config_of(), tmp_path, lambda snapshot: snapshot.t < 5, float("inf")) is None
+    head_noise = planning.head_noise
+    with monkeypatch.context() as changed:
+        changed.setattr(planning, "head_noise", lambda *given, **named: 1.01 * head_noise(*given, **named))
+        with pytest.raises(PrivacyRefused, match="the run began with head noise z="):
+            resume(tmp_path, lambda snapshot: True, float("inf"))
+    summary = resume(tmp_path, lambda snapshot: True, float("inf"))
+    assert summary is not None
+    assert summary["rounds"] == 12
+
+
+def test_rows_are_filled_in_order_once_and_before_the_rounds(tmp_path: Path) -> None:
+    config = config_of()
+    data = load_data(config)
+    simulation = Simulation(config, data, partial(make_networks, config, data))
+    with simulation.opened(RunFolder(tmp_path)):
+        run, (first, *_) = simulation.server_run, list(simulation.devices[0].fill())
+        assert run.needs_fill(1)
+        assert run.filled_to(1, again=True) == 0
+        with pytest.raises(PeerError, match="may fill row 0 next"):
+            run.fill(Fill(1, 1, first.h), 10)
+        with pytest.raises(PeerError, match="must fill"):
+            run.fill_ends(1)
+        half = len(first.h) // 2
+        run.fill(Fill(1, 0, first.h[:half]), 10)
+        assert run.filled_to(1, again=True) == half
+        assert run.filled_to(1, again=False) == 0  # it comes with other weights: from the beginning
+        run.fill(Fill(1, 0, first.h), 30)
+        run.fill_ends(1)
+        assert not run.needs_fill(1)
+        assert not run.ready  # the others have filled nothing
+        assert run.journal.meter.bytes_up == run.journal.meter.bytes_initial == 40
+        run.begun = True
+        with pytest.raises(PeerError, match="before the rounds begin"):
+            run.fill(Fill(1, 0, first.h), 10)
