@@ -18,6 +18,7 @@ import grpc
 
 from dpzv import __version__
 from dpzv.config import Config
+from dpzv.declarations import start_facts
 from dpzv.errors import DiskError, DpzvError, PeerError
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.credentials import peer_name
@@ -244,7 +245,7 @@ class ServerParty:
         run_id = session.ledger.run_id
         if hello.run_id and hello.run_id != run_id:
             raise PeerError(f"device {m} has weights of another run; give it an empty folder, or that run's server.")
-        if session.begun and not hello.run_id and session.plan.starts[m - 1] == "dp-pca":
+        if session.begun and not hello.run_id and start_facts(session.plan.starts[m - 1]).private:
             raise PeerError(
                 f"device {m} has lost its folder, and with it its private start, which cannot be drawn again; restore "
                 "the folder, or start a new run."

@@ -9,7 +9,7 @@ from dpzv.errors import PeerError
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.peers import Peers
 from dpzv.network.rounds import Rounds
-from dpzv.privacy.plan import start_event
+from dpzv.privacy.plan import private_starts, start_event
 from dpzv.protocol.messages import Fill, Release
 from dpzv.runtime import checkpoint
 from dpzv.runtime.build import plan_of
@@ -48,9 +48,8 @@ class Session:
         judge = Judge(labels.task, self.server.method.loss, labels.outputs, test, described)
         self.ledger = stack.enter_context(open_ledger(config, alignment.fingerprint, self.plan, folder))
         stack.enter_context(folder)
-        for i, name in enumerate(self.plan.starts):
-            if name == "dp-pca":
-                self.ledger.write_start(start_event(self.ledger.plan, i))
+        for m in private_starts(self.ledger.plan):
+            self.ledger.charge(start_event(self.ledger.plan, m))
         gate = Gate(self.ledger, noise)
         self.journal = Journal(config, judge, self.server, gate, folder)
         self.rounds = Rounds(config, self.server, self.codecs, gate, self.journal, folder, peers)

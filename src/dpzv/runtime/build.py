@@ -13,9 +13,8 @@ from dpzv.data.dataset import Dataset
 from dpzv.errors import ConfigError
 from dpzv.methods.rules import ServerRule
 from dpzv.models.losses import Loss
-from dpzv.privacy.coverage import PlanRequest
 from dpzv.privacy.noise import NoiseSource
-from dpzv.privacy.plan import PrivacyPlan
+from dpzv.privacy.plan import PlanRequest, PrivacyPlan
 from dpzv.privacy.planning import make_plan, participation_cap
 from dpzv.privacy.spent import parents_of
 from dpzv.protocol.codec import Codec
@@ -136,6 +135,6 @@ def _payloads(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Bytes up and down of one batch of each device, without framing."""
     B = config.train.B
-    up = [codec.embeddings_bytes(B, width, rule.uploads) for codec, width in zip(codecs, widths, strict=True)]
+    up = [codec.embeddings_bytes(B, width, rule.facts.arrays) for codec, width in zip(codecs, widths, strict=True)]
     down = [codec.answer_bytes(rule.numbers(B, width)) for codec, width in zip(codecs, widths, strict=True)]
     return tuple(up), tuple(down)

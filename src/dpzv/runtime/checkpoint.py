@@ -44,6 +44,8 @@ def _tensors(devices: list[Device], server: Server) -> dict[str, torch.Tensor]:
         "table": server.table.h,
         "times": torch.from_numpy(server.table.times),
     }
+    noise = server.method.head_rule.noise_state
+    tensors |= {f"server/noise-{i}": torch.from_numpy(array) for i, array in enumerate(noise)}
     for name, module, velocity in [
         ("server", server.method.head, server.method.head_rule.velocity),
         *((f"device-{d.m}", d.method.network, d.method.velocity) for d in devices),

@@ -16,7 +16,7 @@ import torch
 
 from dpzv import __version__
 from dpzv.config import Config
-from dpzv.methods.refit import refit
+from dpzv.methods.heads import Refit, refit
 from dpzv.models.losses import Loss
 from dpzv.privacy.statement import statement
 from dpzv.protocol.device import Device
@@ -156,16 +156,13 @@ class Journal:
         write_tensors(weights / "server.safetensors", server.method.head.state_dict(), {})
         if head_config.final == "refit":
             head = make_head(self._config, server.table.h.shape[1], judge.outputs, "final")
-            refit(
-                head,
-                server.table.h,
-                server.y_train,
-                judge.loss,
+            chosen = Refit(
                 epochs=head_config.refit_epochs,
                 batch=head_config.refit_batch,
                 eta=head_config.refit_eta,
                 seed=self._config.train.seed,
             )
+            refit(head, server.table.h, server.y_train, judge.loss, chosen)
             final = measure(head, rows, judge.y_test, judge.task, judge.loss)
             # a file of its own: w_0 may leave the server, the refitted head may not
             write_tensors(weights / "final.safetensors", head.state_dict(), {})

@@ -17,7 +17,7 @@ from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.ledger import BatchIds, Ledger
 from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
-from dpzv.privacy.plan import PrivacyPlan, start_event
+from dpzv.privacy.plan import PrivacyPlan, private_starts, start_event
 from dpzv.rng import seed_of
 from dpzv.runtime import checkpoint
 from dpzv.runtime.build import Parts, assemble, plan_of
@@ -101,9 +101,8 @@ def _simulate(
                 f"the run began with head noise z={ledger.plan.z!r}, the installed accountant gives {plan.z!r}; "
                 "resume with the versions in its summary's `versions`, or start a new run."
             )
-        for i, name in enumerate(plan.starts):
-            if name == "dp-pca":
-                ledger.write_start(start_event(ledger.plan, i))
+        for m in private_starts(ledger.plan):
+            ledger.charge(start_event(ledger.plan, m))
         simulation = Simulation(config, data, parts, Gate(ledger, noise), folder, plan.T)
         simulation.restore()
         return simulation.run(observe, max_seconds)

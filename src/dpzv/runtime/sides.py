@@ -8,15 +8,15 @@ import torch
 
 from dpzv.config import Config, per_device
 from dpzv.data.schedule import BatchSchedule
+from dpzv.declarations import head_rule_facts, method_facts
 from dpzv.errors import ConfigError
-from dpzv.methods.dpsgd import DPSGD, Coins
-from dpzv.methods.heads import HeadRule, make_head_rule
-from dpzv.methods.make import make_device_rule, make_server_rule
-from dpzv.methods.rival import Uplink
+from dpzv.methods.heads import HeadParts, HeadRule, make_head_rule
+from dpzv.methods.rules import Uplink, make_device_rule, make_server_rule
 from dpzv.methods.steps import Steps
 from dpzv.models.head import Head
 from dpzv.models.losses import Loss, per_record_loss
 from dpzv.models.rowwise import require_rowwise
+from dpzv.privacy.head_steps import HeadNoise
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import MOST_NUMBERS, PrivacyPlan
 from dpzv.protocol.codec import Codec
@@ -24,12 +24,9 @@ from dpzv.protocol.device import Device
 from dpzv.protocol.server import Server
 from dpzv.protocol.table import Table
 from dpzv.rng import torch_generator
-from dpzv.terms import HeadRuleName, Task
+from dpzv.terms import Task
 
 __all__ = ["accelerator_of", "codec_of", "labels_of", "make_device", "make_head", "make_server"]
-
-ETA_0: dict[HeadRuleName, float] = {"dp-sgd": 1.0, "sgd": 0.1, "joint-zo": 1e-3, "zo": 1e-3, "frozen": 0.0}
-"""Steps of w_0 where `head.eta_0` is unset: gradient rules bear far larger ones than zeroth-order rules."""
 
 
 def make_device(
@@ -82,14 +79,14 @@ def make_server(
     loss, head = per_record_loss(task), make_head(config, sum(widths), outputs, "w_0")
     head_rule = _head_rule(config, plan, noise, head, loss, table.h, y_train, lams[0])
     C = math.inf if config.noise.where == "uplink" else config.privacy.C  # as published, answers are not clipped
-    rule = make_server_rule(config.train.method, head, head_rule, loss, C, q=config.train.q, seed=config.train.seed)
+    rule = make_server_rule(config.train.method, head_rule, loss, C, q=config.train.q, seed=config.train.seed)
     return Server(rule, table, y_train, schedules, lams)
 
 
 def codec_of(config: Config, m: int, plan: PrivacyPlan) -> Codec:
     """How device m's messages become bytes."""
     lam = per_device("train.lam", config.train.lam, plan.M)[m - 1]
-    return Codec(config.codec.name, lam, per_record=plan.per_record)
+    return Codec(config.codec.name, lam, per_record=method_facts(config.train.method).per_record)
 
 
 def make_head(config: Config, inputs: int, outputs: int, stream: str) -> Head:
@@ -135,10 +132,11 @@ def _head_rule(
     lam: float,
 ) -> HeadRule:
     """How w_0 moves in this run."""
-    chosen = config.head
-    eta_0 = ETA_0[chosen.rule] if chosen.eta_0 is None else chosen.eta_0
+    chosen, facts = config.head, head_rule_facts(config.head.rule)
+    eta_0 = facts.eta_0 if chosen.eta_0 is None else chosen.eta_0
     steps = Steps(eta_0, chosen.momentum, config.train.schedule, max(plan.T, 1))
-    if chosen.rule == "dp-sgd":
-        coins: Coins = lambda t, j: noise.generator("head", t, j)  # noqa: E731
-        return DPSGD(head, loss, table, y_train, coins, batch=plan.head_batch, z=plan.z, C_0=chosen.C_0, steps=steps)
-    return make_head_rule(chosen.rule, head, loss, lam=lam, steps=steps, seed=config.train.seed)
+    private = HeadNoise(noise, D=plan.D, batch=plan.head_batch, z=plan.z, C_0=chosen.C_0) if facts.sampled else None
+    parts = HeadParts(
+        head=head, loss=loss, steps=steps, seed=config.train.seed, lam=lam, table=table, y=y_train, noise=private
+    )
+    return make_head_rule(chosen.rule, parts)
