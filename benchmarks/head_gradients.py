@@ -11,7 +11,7 @@ import torch
 from torch.func import functional_call, grad, vmap
 
 from benchmarks.bar import Row
-from dpzv.methods.gradients import clipped_gradient_sum
+from dpzv.methods.dpsgd import clipped_gradient_sum
 from dpzv.models.head import Head
 from dpzv.models.losses import per_record_loss
 

@@ -54,6 +54,7 @@ def _plan() -> PrivacyPlan:
             head_rule="frozen",
             starts=("random", "random", "random", "random", "random", "random", "random"),
             start_share=0.0,
+            method="dpzv",
         )
     )
 
@@ -73,7 +74,7 @@ class _Devices:
                 t = self.released
                 event = ReleaseEvent(t=t, m=m, position=t // M, B=B, C=plan.C, sigma_dp=plan.sigma_dp)
                 ledger.admit(event)
-                ledger.past_cap(event)
+                ledger.contributes(event)
                 ledger.submit(event, np.array([0.25 * t]), _FRAME)
                 self.released += 1
             ledger.wait(t)

@@ -23,7 +23,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from benchmarks.bar import Row, table
 from dpzv import recipes
 from dpzv.config import parse
-from dpzv.methods.make import make_device_rule
-from dpzv.methods.rival import Uplink
+from dpzv.declarations import METHODS, method_facts
+from dpzv.methods.rules import Uplink, make_device_rule
 from dpzv.methods.steps import Steps
 from dpzv.models.resnet import ResNet18
 from dpzv.models.text import ATTENTION, TextEncoder
@@ -58,7 +58,7 @@ def rows(accelerator: str = "cpu") -> list[Row]:
     found = []
     for model, text in texts.items():
         inference = measured(model, "inference", accelerator)
-        for method in get_args(MethodName):
+        for method in METHODS:
             ratio = measured(model, method, accelerator) / inference
             bar = BAR if method == "dpzv" else math.inf
             found.append(
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def _action(name: str) -> Callable[[nn.Module, Tensor], None]:
-    return _inference if name == "inference" else functools.partial(_round, name)  # type: ignore[arg-type]
+    return _inference if name == "inference" else functools.partial(_round, name)
 
 
 def _on_cuda(build: Callable[[int], tuple[nn.Module, Tensor]], act: Callable[[nn.Module, Tensor], None]) -> int:
@@ -170,7 +170,7 @@ def _round(method: MethodName, network: nn.Module, x: Tensor) -> None:
     steps = Steps(eta=1e-6, momentum=0.0, schedule="constant", T=1)
     rule = make_device_rule(method, network, m=1, seed=0, lam=1e-3, steps=steps, uplink=plain)
     h = rule.embeddings(x, 0)
-    numbers = {"vafl": h[0].numel(), "vfl-czofo": Q}.get(method, 1)
+    numbers = method_facts(method).numbers(h[0].shape[0], h[0].shape[1], Q, True)
     rule.update(np.full(numbers, 0.1), position=0, t=1)
 
 

@@ -93,8 +93,11 @@ _OUTPUT, _LOSSES = torch.zeros(B, OUTPUTS), torch.zeros(B)
 
 def without_head(server: Server) -> None:
     """Take head and loss out of the rounds; all that is around them stays."""
-    head, C = server.method.head, server.method.C
-    server.method = dpzv.DpzvServer(head, _ConstantHead(head), lambda output, y: _LOSSES, C)
+    method = server.method
+    method.head_rule.__class__ = _ConstantHead
+    server.method = dpzv.DpzvServer(
+        method.facts, method.head_rule, lambda output, y: _LOSSES, method.C, method.q, method.seed
+    )
 
 
 def hollow(session: Session) -> None:
@@ -173,7 +176,7 @@ class Parts:
         contributes = time_of("gate", lambda: gate.contributes(server.t + 1, got))
         pending = time_of("server.ask", lambda: server.ask(got, contributes))
         digest = time_of("hash", lambda: xxh3_128_digest(memoryview(frame)[1:]))
-        event = gate._event(pending.t, pending.m, pending.position, pending.B)
+        event = gate.plan.event(t=pending.t, m=pending.m, position=pending.position, B=pending.B)
         common = {"grid": pending.grid, "divisor": pending.divisor, "sigma_dp": gate.plan.sigma_dp}
         Delta = time_of("noise", lambda: self._noise.release(pending.totals, **common, t=pending.t, m=m))
         time_of("gate", lambda: ledger.admit(event))

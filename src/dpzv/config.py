@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 import msgspec
 
 from dpzv.data.columns import Column
+from dpzv.declarations import HEAD_RULES, METHODS, STARTS
 from dpzv.errors import ConfigError
 from dpzv.terms import (
     Accounting,
@@ -27,6 +28,9 @@ from dpzv.validate import fraction, nearest, positive, probability, whole
 __all__ = ["Config", "keys", "merge", "parse", "per_device", "render", "set_key"]
 
 T = TypeVar("T")
+
+# keys whose words are an open list, kept in `declarations.py`
+_DECLARED: dict[str, Iterable[str]] = {"train.method": METHODS, "head.rule": HEAD_RULES, "devices.start": STARTS}
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -235,6 +239,7 @@ def per_device(name: str, value: T | tuple[T, ...], M: int) -> tuple[T, ...]:
 def check(config: Config) -> None:
     """Refuse values outside their range, whatever the data."""
     train, privacy, head = config.train, config.privacy, config.head
+    _check_declared(config)
     if train.rounds is not None and train.passes is not None:
         raise ConfigError("train.rounds and train.passes are both set; give one of them.")
     if train.rounds is None and train.passes is None:
@@ -285,6 +290,17 @@ def check(config: Config) -> None:
     fraction("head.momentum", head.momentum)
 
 
+def _check_declared(config: Config) -> None:
+    """Refuse a method, head rule or start that nobody declared."""
+    for key, known in _DECLARED.items():
+        section, _, field = key.partition(".")
+        value = getattr(getattr(config, section), field)
+        for i, word in enumerate(value if isinstance(value, tuple) else (value,)):
+            if word not in known:
+                place = f"{key}[{i}]" if isinstance(value, tuple) else key
+                raise ConfigError(f"{place}: invalid enum value '{word}'; choose one of: {', '.join(known)}.")
+
+
 def _refuse_unknown(tree: Mapping[str, Any]) -> None:
     hints = get_type_hints(Config)
     for section, values in tree.items():
@@ -316,6 +332,8 @@ def _explain(problem: str) -> str:
 
 def _choices(key: str) -> list[str]:
     """The words a key may take, if it takes words only."""
+    if key.split("[")[0] in _DECLARED:
+        return list(_DECLARED[key.split("[")[0]])
     section, _, field = key.partition(".")
     kind = get_type_hints(Config).get(section)
     if not (isinstance(kind, type) and issubclass(kind, Section)):

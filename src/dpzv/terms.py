@@ -1,4 +1,7 @@
-"""The closed vocabularies of the configuration, in one place, one word a concept."""
+"""The vocabularies of the configuration, in one place, one word a concept.
+
+Methods, head rules and starts are an open list: `declarations.py` says which there are and what each is.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +33,17 @@ Protects = Literal["records", "labels"]
 Accounting = Literal["exact", "paper"]
 """`exact` counts what curious devices see; `paper` is the published rule, which is no guarantee."""
 
-MethodName = Literal["dpzv", "vafl", "zoo-vfl", "vfl-czofo"]
-"""Whose algorithm the rounds follow; one file each in `methods/`."""
+MethodName = str
+"""Whose algorithm the rounds follow; one of those in `declarations.py`, each a file in `methods/`."""
 
 ModelName = Literal["linear", "mlp", "cnn", "cnn4", "resnet18", "bert"]
 """What network a device has."""
 
-HeadRuleName = Literal["dp-sgd", "joint-zo", "frozen", "sgd", "zo"]
-"""How the server's own model `w_0` moves."""
+HeadRuleName = str
+"""How the server's own model `w_0` moves; one of those in `declarations.py`."""
 
-StartName = Literal["random", "weights", "gabor", "pca", "dp-pca"]
-"""Where a device's weights `w_m` come from before the first round."""
+StartName = str
+"""Where a device's weights `w_m` come from before the first round; one of those in `declarations.py`."""
 
 NoiseSourceName = Literal["exact", "seeded"]
 """Secret noise on integers, or reproducible noise for simulation."""

@@ -9,18 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, norm
+from tests.plans import cost_of
 
 from dpzv.attacks.bound import MOST_FACTOR, Evidence, at_factor, epsilon_bound, error_bounds, mu_bound, noise_factor
-from dpzv.privacy.accountant import Composition, SampledHead, tpr_of_parts
+from dpzv.privacy.accountant import Composition, tpr_of_parts
+from dpzv.privacy.events import SampledGaussian
 from dpzv.privacy.gdp import epsilon_of, tpr_at_fpr
 
 DELTA = 1e-5
-HEAD = Composition(heads=(SampledHead(q=0.1, z=1.5, steps=4),))
+HEAD = cost_of(heads=(SampledGaussian(q=0.1, z=1.5, steps=4),))
 
 
 def gaussian(mu: float) -> Composition:
     """Releases whose joint mu is `mu` when a record is replaced."""
-    return Composition(releases=(mu / 2) ** 2)
+    return cost_of(releases=(mu / 2) ** 2)
 
 
 def seen(mu: float, n: int, claimed: float, seed: int) -> Evidence:

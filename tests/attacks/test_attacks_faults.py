@@ -14,17 +14,16 @@ from numpy.typing import NDArray
 from dpzv.attacks.audit import Finding, attack
 from dpzv.attacks.target import Machine, Target
 from dpzv.data.schedule import BatchSchedule
-from dpzv.methods.dpsgd import DPSGD
+from dpzv.methods.dpsgd import DPSGD, clipped_gradient_sum
 from dpzv.methods.dpzv import DpzvServer
-from dpzv.methods.gradients import clipped_gradient_sum
-from dpzv.methods.heads import OwnSGD
+from dpzv.methods.heads import HeadParts, OwnSGD
 from dpzv.methods.rules import Answer, Question
 from dpzv.methods.steps import Steps
 from dpzv.privacy.noise import ExactNoise, SeededNoise, Totals
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Message
 from dpzv.rng import numpy_generator, seed_of
-from dpzv.zo.clipping import GRID_BITS
+from dpzv.sensitivity import GRID_BITS
 from dpzv.zo.estimator import delta_zo
 
 
@@ -66,7 +65,7 @@ class OneSided(DpzvServer):
 
 def one_sided(machine: Machine) -> None:
     rule = machine.run.server.method
-    machine.run.server.method = OneSided(rule.head, rule.head_rule, rule.loss, rule.C)
+    machine.run.server.method = OneSided(rule.facts, rule.head_rule, rule.loss, rule.C, rule.q, rule.seed)
 
 
 def test_a_one_sided_clip_is_found_by_strongly_negative_differences() -> None:
@@ -77,8 +76,9 @@ def test_a_one_sided_clip_is_found_by_strongly_negative_differences() -> None:
 def un_noised_head(machine: Machine) -> None:
     """The plan says frozen, the server takes gradient steps all the same."""
     rule = machine.run.server.method
-    moving = OwnSGD(rule.head, Steps(eta=1e-3, momentum=0.0, schedule="constant", T=1), SEED, rule.loss)
-    machine.run.server.method = DpzvServer(rule.head, moving, rule.loss, rule.C)
+    steps = Steps(eta=1e-3, momentum=0.0, schedule="constant", T=1)
+    moving = OwnSGD(HeadParts(head=rule.head, loss=rule.loss, steps=steps, seed=SEED, lam=1.0))
+    machine.run.server.method = DpzvServer(rule.facts, moving, rule.loss, rule.C, rule.q, rule.seed)
 
 
 def test_an_un_noised_head_is_found_by_a_huge_embedding() -> None:
@@ -158,23 +158,25 @@ def test_a_codec_scale_per_batch_is_found_by_an_outlier() -> None:
 class FilledOnly(DPSGD):
     """The same expected batch, drawn from the rows that are filled."""
 
-    def _step(self, generator: np.random.Generator, eta: float) -> None:
+    def _step(self, t: int, j: int) -> None:
+        noise, stream = self._noise, self._noise.draw(t, j)
         filled = torch.nonzero(self._table.abs().sum(dim=1)).flatten()
-        drawn = generator.random(len(filled)) < min(1.0, self._batch / len(filled))
+        drawn = stream.random(len(filled)) < min(1.0, noise.batch / len(filled))
         ids = filled[torch.from_numpy(drawn)]
-        sums = clipped_gradient_sum(self.head, self._table[ids], self._y[ids], self._loss, self._C_0)
-        for v, total in zip(self.velocity, sums, strict=True):
-            noise = torch.from_numpy(generator.standard_normal(tuple(total.shape)))
-            v.copy_((total + self._z * self._C_0 * noise) / self._batch)  # without momentum
+        sums = clipped_gradient_sum(self.head, self._table[ids], self._y[ids], self._loss, noise.C_0)
+        added, _ = noise.update((), stream, [tuple(total.shape) for total in sums])
+        for v, total, extra in zip(self.velocity, sums, added, strict=True):
+            v.copy_((total + torch.from_numpy(extra)) / noise.batch)  # without momentum
 
 
 class WeakStep(DPSGD):
     """A thirtieth of the planned noise."""
 
-    def _step(self, generator: np.random.Generator, eta: float) -> None:
-        planned, self._z = self._z, self._z / 30
-        super()._step(generator, eta)
-        self._z = planned
+    def _step(self, t: int, j: int) -> None:
+        planned = self._noise._scale
+        self._noise._scale = planned / 30
+        super()._step(t, j)
+        self._noise._scale = planned
 
 
 def head_of(kind: type[DPSGD]) -> Callable[[Machine], None]:

@@ -9,11 +9,13 @@ import pytest
 import torch
 from scipy import stats
 
-from dpzv.methods.dpsgd import DPSGD
-from dpzv.methods.gradients import clipped_gradient_sum, gradient_norms
+from dpzv.methods.dpsgd import DPSGD, clipped_gradient_sum, gradient_norms
+from dpzv.methods.heads import HeadParts
 from dpzv.methods.steps import Steps
 from dpzv.models.head import Head
 from dpzv.models.losses import per_record_loss
+from dpzv.privacy.head_steps import HeadNoise
+from dpzv.privacy.noise import NoiseSource, SeededNoise
 from dpzv.terms import Task
 
 N, K, H = 50, 6, 5
@@ -88,21 +90,20 @@ def test_an_empty_batch_is_a_step_of_noise_only() -> None:
     assert norm_of(clipped_gradient_sum(head, rows[:0], y[:0], per_record_loss("binary"), 1.0)) == 0
 
 
+def private_head(
+    head: Head, rows: torch.Tensor, y: torch.Tensor, source: NoiseSource, *, batch: int, z: float, C_0: float
+) -> DPSGD:
+    """A private head for binary labels with steps of size 1."""
+    noise = HeadNoise(source, D=len(y), batch=batch, z=z, C_0=C_0)
+    steps, loss = Steps(1.0, 0.0, "constant", 1), per_record_loss("binary")
+    return DPSGD(HeadParts(head=head, loss=loss, steps=steps, seed=0, lam=1.0, table=rows, y=y, noise=noise))
+
+
 def moved(z: float, C_0: float, batch: int, seed: int) -> torch.Tensor:
     """How far one step with eta 1 moves all weights of a head whose records are never sampled in effect."""
     head, rows, y = problem("binary")
     before = torch.cat([w.detach().flatten().double() for w in head.parameters()])
-    rule = DPSGD(
-        head,
-        per_record_loss("binary"),
-        torch.zeros_like(rows),
-        y,
-        lambda t, j: np.random.default_rng([seed, t, j]),
-        batch=batch,
-        z=z,
-        C_0=C_0,
-        steps=Steps(1.0, 0.0, "constant", 1),
-    )
+    rule = private_head(head, torch.zeros_like(rows), y, SeededNoise(seed), batch=batch, z=z, C_0=C_0)
     rule.move(1, 0.0, rows[:0], y[:0], 1)
     return torch.cat([w.detach().flatten().double() for w in head.parameters()]) - before
 
@@ -128,18 +129,7 @@ def test_the_divisor_is_the_public_batch_whatever_was_sampled() -> None:
     draws = 400
     for draw in range(draws):
         trial = copy.deepcopy(head).double()
-        coins = np.random.default_rng(draw)
-        rule = DPSGD(
-            trial,
-            loss,
-            rows,
-            y,
-            lambda t, j, coins=coins: coins,
-            batch=batch,
-            z=0.0,
-            C_0=C_0,
-            steps=Steps(1.0, 0.0, "constant", 1),
-        )
+        rule = private_head(trial, rows, y, SeededNoise(draw), batch=batch, z=0.0, C_0=C_0)
         rule.move(1, 0.0, rows[:0], y[:0], 1)
         for mean, new, old in zip(means, trial.parameters(), head.parameters(), strict=True):
             mean += (old.detach().double() - new.detach()) / draws

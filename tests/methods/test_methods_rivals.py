@@ -12,10 +12,8 @@ import torch.nn.functional as F
 
 from dpzv.data.schedule import BatchSchedule
 from dpzv.methods import vafl, vfl_czofo, zoo_vfl
-from dpzv.methods.heads import make_head_rule
-from dpzv.methods.make import make_device_rule, make_server_rule
-from dpzv.methods.rival import Uplink
-from dpzv.methods.rules import Question, ServerRule
+from dpzv.methods.heads import HeadParts, make_head_rule
+from dpzv.methods.rules import Question, ServerRule, Uplink, make_device_rule, make_server_rule
 from dpzv.methods.steps import Steps
 from dpzv.models.head import Head
 from dpzv.models.losses import per_record_loss
@@ -61,8 +59,8 @@ def head() -> Head:
 
 
 def server_rule(name: str, w_0: Head, head_rule: str, C: float = math.inf, q: int = 8) -> ServerRule:
-    rule = make_head_rule(head_rule, w_0, LOSS, lam=LAM, steps=STEPS, seed=0)
-    return make_server_rule(name, w_0, rule, LOSS, C, q=q, seed=0)
+    rule = make_head_rule(head_rule, HeadParts(head=w_0, loss=LOSS, steps=STEPS, seed=0, lam=LAM))
+    return make_server_rule(name, rule, LOSS, C, q=q, seed=0)
 
 
 def same(one: torch.nn.Module, other: torch.nn.Module, tolerance: float) -> None:
@@ -81,7 +79,7 @@ def test_vafl_with_all_devices_on_one_batch_is_one_joint_step() -> None:
         rows = torch.cat(sent, dim=1)
         answer = server.answer(Question(1, m + 1, 0, rows, slice(m * K, (m + 1) * K), (sent[m].numpy(),), LABELS, LAM))
         answers.append(answer.totals * answer.grid / answer.divisor)
-    server.update(1, answers[0], torch.cat(sent, dim=1), LABELS, 0)
+    server.head_rule.move(1, float(answers[0][0]), torch.cat(sent, dim=1), LABELS, 0)
     for rule, answer in zip(rules, answers, strict=True):
         rule.update(answer, position=0, t=1)
 
@@ -217,7 +215,7 @@ def test_one_record_moves_an_answer_by_at_most_its_clip(name: str, mean: bool) -
                 h[0][victim] = 100 * torch.randn(K, generator=generator(9, seed))
                 h[1][victim] = -h[0][victim]
             rule = server_rule(name, head(), "frozen", C)
-            uploads = tuple(one.numpy() for one in h[: rule.uploads])
+            uploads = tuple(one.numpy() for one in h[: rule.facts.arrays])
             answer = rule.answer(Question(1, 1, 0, rows, slice(0, K), uploads, y, LAM))
             assert answer.divisor == (D if mean else 1)
             assert len(answer.totals) == rule.numbers(D, K)
@@ -235,7 +233,7 @@ def test_a_record_that_may_not_contribute_adds_nothing(name: str) -> None:
     h = [torch.randn(D, K, generator=generator(6, j)) for j in range(2)]
     rule = server_rule(name, head(), "frozen", 0.5)
     rows = torch.randn(D, M * K, generator=generator(7))
-    sent = tuple(one.numpy() for one in h[: rule.uploads])
+    sent = tuple(one.numpy() for one in h[: rule.facts.arrays])
     answer = rule.answer(Question(1, 1, 0, rows, slice(0, K), sent, LABELS, LAM, nobody))
     assert not answer.totals.any()
 

@@ -13,13 +13,12 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.plans import asked
+from tests.plans import asked, cost_of
 
 from dpzv.errors import ConfigError
 from dpzv.privacy import accountant, gdp
 from dpzv.privacy.accountant import (
     Composition,
-    SampledHead,
     advantage_of_parts,
     compose,
     delta_of_parts,
@@ -28,15 +27,15 @@ from dpzv.privacy.accountant import (
     lattice_delta,
     tpr_of_parts,
 )
-from dpzv.privacy.coverage import PlanRequest
-from dpzv.privacy.events import LATTICE_DISTANCE, neighbour_factor
-from dpzv.privacy.events import ReleaseEvent as Release
+from dpzv.privacy.events import LATTICE_DISTANCE, SampledGaussian
+from dpzv.privacy.plan import PlanRequest
 from dpzv.privacy.planning import make_plan
 from dpzv.rng import numpy_generator
+from dpzv.sensitivity import clip_factor
 from dpzv.terms import Neighbours
 
 BOTH: tuple[Neighbours, Neighbours] = ("replace-one", "zero-out")
-HEAD = SampledHead(q=2048 / 60_000, z=4.138322, steps=1000)
+HEAD = SampledGaussian(q=2048 / 60_000, z=4.138322, steps=1000)
 
 
 def truth(epsilon: float, mu: float) -> mpmath.mpf:
@@ -64,10 +63,10 @@ def optimistic(parts: Composition, neighbours: Neighbours, interval: float) -> A
             neighboring_relation=relation[neighbours],
         )
 
-    s = neighbour_factor(Release, neighbours)
+    s = clip_factor(neighbours)
     mu_1 = gaussian_mu(parts, neighbours) / s
     found = gaussian(1 / mu_1, 1.0) if mu_1 else None
-    for head in parts.heads:
+    for head in parts.sampled:
         steps = gaussian(head.z, head.q).self_compose(head.steps)
         found = steps if found is None else found.compose(steps)
     return found
@@ -81,8 +80,8 @@ def optimistic(parts: Composition, neighbours: Neighbours, interval: float) -> A
 def test_privacy_loss_closed_form_and_fifty_digits_agree(mu: float, delta_dp: float) -> None:
     """To 1e-6, none below the truth; the closed form is what is reported."""
     for neighbours in BOTH:
-        s = neighbour_factor(Release, neighbours)
-        parts = Composition(releases=(mu / s) ** 2)
+        s = clip_factor(neighbours)
+        parts = cost_of(releases=(mu / s) ** 2)
         reported = epsilon_of_parts(parts, delta_dp, neighbours)
         loss = accountant._accountant(parts, neighbours).get_epsilon(delta_dp)
         for epsilon in (reported, loss):
@@ -92,25 +91,26 @@ def test_privacy_loss_closed_form_and_fifty_digits_agree(mu: float, delta_dp: fl
 
 def test_starts_move_by_the_root_of_two() -> None:
     """Beside a head too weak to matter, a start costs what its closed form says under both neighbours."""
-    weak = Composition(heads=(SampledHead(q=1e-3, z=1e3, steps=1),))
+    weak = cost_of(heads=(SampledGaussian(q=1e-3, z=1e3, steps=1),))
     for neighbours, factor in (("replace-one", math.sqrt(2)), ("zero-out", 1.0)):
         alone = gdp.epsilon_of(factor * 0.3, 1e-5)
-        found = epsilon_of_parts(compose(weak, Composition(starts=0.09)), 1e-5, neighbours)  # type: ignore[arg-type]
+        found = epsilon_of_parts(compose(weak, cost_of(starts=0.09)), 1e-5, neighbours)  # type: ignore[arg-type]
         assert alone * (1 - 1e-9) <= found <= alone * (1 + 1e-5)
 
 
 def test_a_head_over_all_records_is_a_gaussian_part() -> None:
-    parts = Composition(releases=0.04, heads=(SampledHead(q=1.0, z=20.0, steps=36),))
+    parts = cost_of(releases=0.04, heads=(SampledGaussian(q=1.0, z=20.0, steps=36),))
     assert epsilon_of_parts(parts, 1e-5, "zero-out") == gdp.epsilon_of(math.sqrt(0.04 + 36 / 400), 1e-5)
     assert epsilon_of_parts(parts, 1e-5, "replace-one") == gdp.epsilon_of(2 * math.sqrt(0.04 + 36 / 400), 1e-5)
 
 
 def test_composition_adds_up() -> None:
-    a = Composition(releases=1.0, starts=0.5, heads=(SampledHead(q=0.1, z=2.0, steps=3),), lattice=1e-20)
-    b = Composition(releases=2.0, heads=(SampledHead(q=0.1, z=2.0, steps=4), SampledHead(q=0.2, z=2.0, steps=1)))
+    a = cost_of(releases=1.0, starts=0.5, heads=(SampledGaussian(q=0.1, z=2.0, steps=3),), lattice=1e-20)
+    b = cost_of(releases=2.0, heads=(SampledGaussian(q=0.1, z=2.0, steps=4), SampledGaussian(q=0.2, z=2.0, steps=1)))
     both = compose(a, b)
-    assert (both.releases, both.starts, both.lattice) == (3.0, 0.5, 1e-20)
-    assert both.heads == (SampledHead(q=0.1, z=2.0, steps=7), SampledHead(q=0.2, z=2.0, steps=1))
+    assert {pair.replaced: pair.square for pair in both.gaussian} == {2.0: 3.0, math.sqrt(2): 0.5}
+    assert both.lattice == 1e-20
+    assert both.sampled == (SampledGaussian(q=0.1, z=2.0, steps=7), SampledGaussian(q=0.2, z=2.0, steps=1))
     assert compose() == Composition()
 
 
@@ -118,7 +118,7 @@ def test_composition_adds_up() -> None:
 
 
 def test_reference_figure_of_a_sampled_head() -> None:
-    parts = Composition(heads=(HEAD,))
+    parts = cost_of(heads=(HEAD,))
     assert f"{epsilon_of_parts(parts, 1e-5, 'replace-one'):.6g}" == "2.08844"
     assert epsilon_of_parts(parts, 1e-5, "zero-out") == pytest.approx(1.0, abs=5e-5)
     assert epsilon_of_parts(parts, 1e-5, "zero-out") >= 1.0 - 1e-6
@@ -170,7 +170,7 @@ def test_many_random_plans_lie_within_a_percent_of_the_optimistic_figure(i: int)
 
 
 def test_risk_lies_just_above_the_optimistic_curve() -> None:
-    parts = Composition(releases=0.02, heads=(SampledHead(q=0.1, z=4.0, steps=20),))
+    parts = cost_of(releases=0.02, heads=(SampledGaussian(q=0.1, z=4.0, steps=20),))
     below = optimistic(parts, "replace-one", 1e-4)
     floor = below.get_delta_for_epsilon(0.0)
     assert floor <= advantage_of_parts(parts) <= 1.01 * floor
@@ -182,14 +182,14 @@ def test_risk_lies_just_above_the_optimistic_curve() -> None:
 
 
 def test_risk_without_a_sampled_head_is_the_closed_form() -> None:
-    parts = Composition(releases=0.25, starts=0.5)
+    parts = cost_of(releases=0.25, starts=0.5)
     mu = math.sqrt(4 * 0.25 + 2 * 0.5)
     assert advantage_of_parts(parts) == pytest.approx(gdp.advantage(mu), rel=1e-12)
     assert tpr_of_parts(parts, 0.01) == pytest.approx(gdp.tpr_at_fpr(mu, 0.01), rel=1e-12)
 
 
 def test_delta_and_epsilon_are_inverse_and_rounded_up() -> None:
-    parts = Composition(releases=0.01, heads=(SampledHead(q=0.05, z=3.0, steps=100),))
+    parts = cost_of(releases=0.01, heads=(SampledGaussian(q=0.05, z=3.0, steps=100),))
     for neighbours in BOTH:
         epsilon = epsilon_of_parts(parts, 1e-5, neighbours)
         assert delta_of_parts(parts, epsilon, neighbours) == pytest.approx(1e-5, rel=1e-6)
@@ -203,7 +203,7 @@ def test_rounding_of_many_steps_is_allowed_for() -> None:
         pld = privacy_loss_distribution.from_gaussian_mechanism(
             z, value_discretization_interval=interval, neighboring_relation=relation
         ).self_compose(steps)
-        allowance = accountant._rounding(Composition(heads=(SampledHead(q=1.0, z=z, steps=steps),)))
+        allowance = accountant._rounding(cost_of(heads=(SampledGaussian(q=1.0, z=z, steps=steps),)))
         mu = 2 * math.sqrt(steps) / z
         for delta_dp in (1e-5, 1e-9):
             assert truth(pld.get_epsilon_for_delta(delta_dp - allowance), mu) <= delta_dp
@@ -213,8 +213,8 @@ def test_rounding_of_many_steps_is_allowed_for() -> None:
 @given(q=st.floats(0.01, 0.3), z=st.floats(1.5, 30), steps=st.integers(1, 60), more=st.floats(1.05, 2))
 def test_epsilon_grows_with_everything_that_is_spent(q: float, z: float, steps: int, more: float) -> None:
     def epsilon(q: float, z: float, steps: int, releases: float) -> float:
-        head = SampledHead(q=q, z=z, steps=steps)
-        return epsilon_of_parts(Composition(releases=releases, heads=(head,)), 1e-6, "replace-one")
+        head = SampledGaussian(q=q, z=z, steps=steps)
+        return epsilon_of_parts(cost_of(releases=releases, heads=(head,)), 1e-6, "replace-one")
 
     base = epsilon(q, z, steps, 0.01)
     assert epsilon(q, z, steps, 0.01 * more) > base
@@ -241,17 +241,17 @@ def test_discrete_and_rounded_gaussian_are_as_near_as_said(s: int) -> None:
 
 
 def test_the_lattice_is_paid_for_out_of_delta() -> None:
-    plain = Composition(releases=0.01)
+    plain = cost_of(releases=0.01)
     epsilon = epsilon_of_parts(plain, 1e-5, "zero-out")
     for lattice, share in ((1e-20, 1e-10), (1e-11, 1e-4), (1e-6, 0.5)):
-        parts = Composition(releases=0.01, lattice=lattice)
+        parts = cost_of(releases=0.01, lattice=lattice)
         found = epsilon_of_parts(parts, 1e-5, "zero-out")
         assert found == gdp.epsilon_of(0.1, 1e-5 * (1 - share)) > epsilon
         assert delta_of_parts(parts, found, "zero-out") <= 1e-5 * (1 + 1e-12)
         assert delta_of_parts(parts, found, "zero-out") > delta_of_parts(plain, found, "zero-out")
-    coarse = Composition(releases=0.01, lattice=1e-5)
+    coarse = cost_of(releases=0.01, lattice=1e-5)
     assert epsilon_of_parts(coarse, 1e-5, "zero-out") == gdp.zcdp_epsilon_of(0.1, 1e-5) > epsilon
-    assert epsilon_of_parts(compose(coarse, Composition(heads=(HEAD,))), 1e-5, "zero-out") == math.inf
+    assert epsilon_of_parts(compose(coarse, cost_of(heads=(HEAD,))), 1e-5, "zero-out") == math.inf
     assert lattice_delta(1e-20, 800.0) == math.inf
 
 
@@ -261,9 +261,9 @@ def test_the_lattice_is_paid_for_out_of_delta() -> None:
 @pytest.mark.parametrize(
     "parts",
     [
-        Composition(releases=math.inf),
-        Composition(heads=(SampledHead(q=0.1, z=0.0, steps=1),)),
-        Composition(heads=(SampledHead(q=1.0, z=0.0, steps=1),)),
+        cost_of(releases=math.inf),
+        cost_of(heads=(SampledGaussian(q=0.1, z=0.0, steps=1),)),
+        cost_of(heads=(SampledGaussian(q=1.0, z=0.0, steps=1),)),
     ],
 )
 def test_without_noise_there_is_no_bound(parts: Composition) -> None:
@@ -280,13 +280,13 @@ def test_nothing_costs_nothing() -> None:
 
 
 def test_a_delta_below_the_rounding_has_no_epsilon() -> None:
-    assert epsilon_of_parts(Composition(heads=(HEAD,)), 1e-13, "replace-one") == math.inf
+    assert epsilon_of_parts(cost_of(heads=(HEAD,)), 1e-13, "replace-one") == math.inf
 
 
 def test_the_heavy_accountant_is_loaded_for_sampled_heads_only() -> None:
     code = (
-        "import sys; from dpzv.privacy.accountant import *; "
-        "epsilon_of_parts(Composition(releases=0.1, starts=0.1), 1e-5, 'replace-one'); print(*sys.modules)"
+        "import sys; from dpzv.privacy.accountant import *; from dpzv.privacy.events import Releases; "
+        "epsilon_of_parts(fold([Releases(cap=0.1, distance=0.0)]), 1e-5, 'replace-one'); print(*sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(found.stdout.split()).isdisjoint({"dp_accounting", "opendp", "torch"})

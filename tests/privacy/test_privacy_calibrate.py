@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+from tests.plans import cost_of
 
 from dpzv.errors import PrivacyRefused
-from dpzv.privacy.accountant import Composition, SampledHead, compose, epsilon_of_parts
-from dpzv.privacy.calibrate import LEAST_Z, head_noise, mu_left
+from dpzv.privacy.accountant import Composition, compose, epsilon_of_parts, mu_left
+from dpzv.privacy.events import SampledGaussian
 from dpzv.privacy.gdp import mu_of
+from dpzv.privacy.head_steps import LEAST_Z, head_noise
 from dpzv.terms import Neighbours
 
 
@@ -21,9 +23,9 @@ def test_a_head_keeps_the_budget_and_uses_it(
     neighbours: Neighbours, epsilon: float, share: float, q: float, steps: int
 ) -> None:
     s = 2 if neighbours == "replace-one" else 1
-    rest = Composition(releases=(1 - share) * mu_of(epsilon, 1e-5) ** 2 / s**2)
+    rest = cost_of(releases=(1 - share) * mu_of(epsilon, 1e-5) ** 2 / s**2)
     z = head_noise(rest, q=q, steps=steps, epsilon=epsilon, delta_dp=1e-5, neighbours=neighbours)
-    whole = compose(rest, Composition(heads=(SampledHead(q=q, z=z, steps=steps),)))
+    whole = compose(rest, cost_of(heads=(SampledGaussian(q=q, z=z, steps=steps),)))
     assert epsilon * (1 - 2e-4) <= epsilon_of_parts(whole, 1e-5, neighbours) <= epsilon
 
 
@@ -47,9 +49,9 @@ def test_a_head_over_all_records_has_the_closed_form() -> None:
 def test_what_earlier_runs_leave() -> None:
     whole = mu_of(2.0, 1e-5)
     assert mu_left(Composition(), 2.0, 1e-5, "zero-out") == pytest.approx(whole, rel=1e-9)
-    gaussian = Composition(releases=0.1, starts=0.2)
+    gaussian = cost_of(releases=0.1, starts=0.2)
     expected = math.sqrt(whole**2 - 4 * 0.1 / 4 - 2 * 0.2 / 4)
-    found = mu_left(Composition(releases=0.025, starts=0.05), 2.0, 1e-5, "replace-one")
+    found = mu_left(cost_of(releases=0.025, starts=0.05), 2.0, 1e-5, "replace-one")
     assert found == pytest.approx(expected, rel=1e-9)
     with pytest.raises(PrivacyRefused, match="leave nothing"):
         mu_left(gaussian, 2.0, 1e-5, "replace-one")
@@ -57,16 +59,16 @@ def test_what_earlier_runs_leave() -> None:
 
 def test_what_an_earlier_sampled_head_leaves() -> None:
     neighbours: Neighbours = "replace-one"
-    spent = Composition(releases=0.002, heads=(SampledHead(q=0.1, z=15.0, steps=50),))
+    spent = cost_of(releases=0.002, heads=(SampledGaussian(q=0.1, z=15.0, steps=50),))
     left = mu_left(spent, 1.0, 1e-5, neighbours)
-    both = compose(spent, Composition(releases=(left / 2) ** 2))
+    both = compose(spent, cost_of(releases=(left / 2) ** 2))
     assert 1 - 2e-4 <= epsilon_of_parts(both, 1e-5, neighbours) <= 1.0
-    loud = Composition(heads=(SampledHead(q=0.1, z=1.0, steps=50),))
+    loud = cost_of(heads=(SampledGaussian(q=0.1, z=1.0, steps=50),))
     with pytest.raises(PrivacyRefused, match="leave nothing"):
         mu_left(loud, 1.0, 1e-5, neighbours)
 
 
 def test_nothing_left_for_a_head_is_refused() -> None:
-    rest = Composition(releases=mu_of(1.0, 1e-5) ** 2)
+    rest = cost_of(releases=mu_of(1.0, 1e-5) ** 2)
     with pytest.raises(PrivacyRefused, match="leaves nothing"):
         head_noise(rest, q=0.1, steps=10, epsilon=1.0, delta_dp=1e-5, neighbours="zero-out")

@@ -34,14 +34,14 @@ def test_no_record_ever_passes_its_cap(cap: float, costs: list[float], seed: int
     for cost in costs:
         event = ReleaseEvent(t=0, m=0, position=0, B=B, C=1.0, sigma_dp=1 / (B * math.sqrt(cost * cap)))
         ids = draw.permutation(D)[:B]
-        past = counters.past(ids, counters.charge_of(event))
+        able = counters.can_pay(ids, counters.charge_of(event))
         counters.add(ids, counters.charge_of(event))
         exact = Fraction(event.C) ** 2 / (B * Fraction(event.sigma_dp)) ** 2
-        for i, is_past in zip(ids, past, strict=True):
-            if is_past:
-                assert truth[i] + exact > Fraction(cap) * (1 - Fraction(1, 10**12))
-            else:
+        for i, can_pay in zip(ids, able, strict=True):
+            if can_pay:
                 truth[i] += exact
+            else:
+                assert truth[i] + exact > Fraction(cap) * (1 - Fraction(1, 10**12))
         assert max(truth) <= cap
         assert max(truth) <= counters.largest <= min(float(max(truth)) * (1 + 1e-12), cap * (1 + 1e-12))
 
@@ -77,5 +77,5 @@ def test_no_cap_keeps_nothing() -> None:
     charge = counters.charge_of(ReleaseEvent(t=0, m=0, position=0, B=B, C=1.0, sigma_dp=0.0))
     for _ in range(3):
         counters.add(np.arange(B), charge)
-    assert not counters.past(np.arange(B), charge).any()
+    assert counters.can_pay(np.arange(B), charge).all()
     assert counters.largest == 0

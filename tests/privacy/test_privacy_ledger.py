@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.plans import asked
+from tests.plans import asked, earlier
 
 from dpzv.errors import PrivacyRefused
-from dpzv.privacy.accountant import Composition
-from dpzv.privacy.events import ReleaseEvent, StartEvent, unit_mu
+from dpzv.privacy.events import ReleaseEvent, event_to_json, unit_mu
+from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.plan import ParentRun, PrivacyPlan, epsilon_spent, request_of, start_event
 from dpzv.privacy.planning import make_plan
@@ -77,7 +77,13 @@ def write(ledger: Ledger, rounds: range) -> None:
 def all_masks(ledger: Ledger) -> list[bool]:
     """Who is past its cap, record by record: the whole state of the counters that matters."""
     event = event_of(ledger.plan, 0)
-    return [bool(x) for p in range(D) for x in ledger.past_cap(msgspec.structs.replace(event, position=p))]
+    return [bool(x) for p in range(D) for x in past_cap(ledger, msgspec.structs.replace(event, position=p))]
+
+
+def past_cap(ledger: Ledger, event: ReleaseEvent) -> NDArray[np.bool_]:
+    """Which records of the event's batch may not contribute."""
+    able = ledger.contributes(event)
+    return np.zeros(event.B, bool) if able is None else ~able
 
 
 # --- caps -----------------------------------------------------------------------------------------
@@ -91,7 +97,7 @@ def test_a_record_past_its_cap_is_named_and_not_charged(tmp_path: Path) -> None:
             for earlier in range(t):
                 counts[ids_of(earlier % M, earlier // M)] += 1
             expected = counts[ids_of(t % M, t // M)] >= 2
-            np.testing.assert_array_equal(ledger.past_cap(event_of(plan, t)), expected)
+            np.testing.assert_array_equal(past_cap(ledger, event_of(plan, t)), expected)
             write(ledger, range(t, t + 1))
         assert ledger.unit_mu_squared == pytest.approx(2 * unit_mu(event_of(plan, 0)) ** 2, rel=1e-9)
         assert ledger.unit_mu_squared <= plan.cap
@@ -164,11 +170,16 @@ def test_starts_are_stored_once(tmp_path: Path) -> None:
     plan = plan_of()
     with create(tmp_path / "ledger.sqlite", plan) as ledger:
         for _ in range(2):
-            ledger.write_start(start_event(plan, 0))
-        with pytest.raises(PrivacyRefused, match="as planned"):
-            ledger.write_start(StartEvent(m=0, noise_multiplier=1.0))
-    rows = rows_of(tmp_path / "ledger.sqlite", "SELECT * FROM starts")
-    assert rows == [(0, start_event(plan, 0).noise_multiplier)]
+            ledger.charge(start_event(plan, 0))
+        for other in ({"noise_multiplier": 1.0}, {"m": 1}):
+            with pytest.raises(PrivacyRefused, match="as planned"):
+                ledger.charge(msgspec.structs.replace(start_event(plan, 0), **other))
+    rows = rows_of(tmp_path / "ledger.sqlite", "SELECT event, counter FROM events")
+    assert rows == [(event_to_json(start_event(plan, 0)), 1)]
+    with reopen(tmp_path / "ledger.sqlite", plan) as ledger:
+        assert ledger.charged == [start_event(plan, 0)]
+        ledger.charge(start_event(plan, 0))
+        assert len(ledger.charged) == 1
 
 
 # --- the private head -----------------------------------------------------------------------------
@@ -182,25 +193,33 @@ def head_plan(**changes: Any) -> PrivacyPlan:
 
 def test_head_steps_are_charged_before_they_run_and_stay_charged(tmp_path: Path) -> None:
     path, plan = tmp_path / "ledger.sqlite", head_plan()
+
+    def block(steps: int, **other: float) -> HeadSteps:
+        return HeadSteps(**({"q": plan.q, "z": plan.z, "steps": steps} | other))
+
     with create(path, plan) as ledger:
-        assert (ledger.head_steps, ledger.head_steps_left) == (0, 10)
-        ledger.charge_head_steps(4)
-        assert rows_of(path, "SELECT steps, counter FROM head_blocks") == [(4, 1)]  # seen by others at once
-        ledger.charge_head_steps(2)
+        assert ledger.head_steps == 0
+        ledger.charge(block(4))
+        seen = rows_of(path, "SELECT event, counter FROM events")
+        assert seen == [(event_to_json(block(4)), 1)]  # by others at once
+        ledger.charge(block(2))
         for steps in (5, 0, -1):
             with pytest.raises(PrivacyRefused, match="leaves 4 of 10"):
-                ledger.charge_head_steps(steps)
+                ledger.charge(block(steps))
+        for other in ({"z": plan.z / 2}, {"q": plan.q / 2}):
+            with pytest.raises(PrivacyRefused, match="leaves 0 of 0"):
+                ledger.charge(block(1, **other))
         assert ledger.head_steps == 6
     with reopen(path, plan) as ledger:
-        assert (ledger.head_steps, ledger.head_steps_left) == (6, 4)
-        ledger.charge_head_steps(4)
+        assert ledger.head_steps == 6
+        ledger.charge(block(4))
         with pytest.raises(PrivacyRefused, match="leaves 0"):
-            ledger.charge_head_steps(1)
+            ledger.charge(block(1))
 
 
 def test_other_head_rules_have_no_steps_to_charge(tmp_path: Path) -> None:
     with create(tmp_path / "ledger.sqlite", plan_of()) as ledger, pytest.raises(PrivacyRefused, match="0 of 0"):
-        ledger.charge_head_steps(1)
+        ledger.charge(HeadSteps(q=1.0, z=1.0, steps=1))
 
 
 # --- waiting together -----------------------------------------------------------------------------
@@ -238,7 +257,7 @@ def test_a_submitted_release_counts_before_it_is_stored(tmp_path: Path) -> None:
     plan = plan_of(participations=1)
     with create(tmp_path / "ledger.sqlite", plan, durable=True) as ledger:
         ledger.submit(event_of(plan, 0), np.array([0.5]), frame(0))
-        assert ledger.past_cap(event_of(plan, 0)).all()
+        assert past_cap(ledger, event_of(plan, 0)).all()
         assert (ledger.releases, ledger.last_t) == (1, 0)
         with pytest.raises(PrivacyRefused, match="once"):
             ledger.submit(event_of(plan, 0), np.array([0.5]), frame(0))
@@ -460,9 +479,7 @@ def test_a_copied_ledger_is_refused_and_a_renamed_one_is_not(tmp_path: Path) -> 
 
 
 def test_parents_over_other_records_are_refused(tmp_path: Path) -> None:
-    parent = ParentRun(
-        run_id="f" * 32, data_fingerprint="data-2", noise_source="exact", cost=Composition(releases=1e-4)
-    )
+    parent = ParentRun(run_id="f" * 32, data_fingerprint="data-2", noise_source="exact", events=earlier(releases=1e-4))
     with pytest.raises(PrivacyRefused, match="other records"):
         create(tmp_path / "ledger.sqlite", plan_of(parents=(parent,)))
     assert list(tmp_path.iterdir()) == []

@@ -11,10 +11,11 @@ import pytest
 from scipy import stats
 
 from dpzv.errors import ConfigError
-from dpzv.privacy.events import GRID_BITS
-from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise, poisson_batch
+from dpzv.privacy.events import ReleaseEvent, grid_scale
+from dpzv.privacy.head_steps import HeadNoise, poisson_batch
+from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
 from dpzv.rng import seed_of
-from dpzv.zo import clipping
+from dpzv.zo.clipping import clipped_sum
 
 SIGMA = 0.037
 DRAWS = 4000
@@ -159,7 +160,7 @@ def test_without_sigma_the_secret_source_adds_nothing() -> None:
 def candidate_noises(seed: int, n: int) -> dict[str, np.ndarray]:
     """What somebody who knows the run's public seeds would try: every stream, every generator, every round."""
     found = {}
-    for name in ("noise", "direction", "schedule", "head", "gaussian", "coins", "generator"):
+    for name in ("noise", "direction", "schedule", "head", "gaussian", "generator"):
         for stream in ((seed, name), (seed, name, 1), (name, seed)):
             base = seed_of(*stream)
             found[f"numpy {stream}"] = np.random.default_rng(base).standard_normal(n)
@@ -184,12 +185,17 @@ def test_no_seed_a_device_knows_explains_the_secret_noise() -> None:
     assert explained(noise_of(SeededNoise(seed_of(seed, "noise")), SIGMA, n)) == [f"source {(seed, 'noise')}"]
 
 
+def sample(source: NoiseSource, D: int, q: float, step: int) -> np.ndarray:
+    """The records of a head step."""
+    return poisson_batch(source.generator("step", step), D, q)
+
+
 def test_two_secret_sources_never_agree() -> None:
     a, b = ExactNoise(), ExactNoise()
     assert a.name == "exact"
     assert not np.array_equal(a.gaussian((5,), "start", 1), b.gaussian((5,), "start", 1))
     assert not np.array_equal(a.gaussian((5,), "start", 1), a.gaussian((5,), "start", 1))
-    assert not np.array_equal(a.coins(10_000, 0.1, "step", 1), a.coins(10_000, 0.1, "step", 1))
+    assert not np.array_equal(sample(a, 10_000, 0.1, 1), sample(a, 10_000, 0.1, 1))
     assert a.generator("x").bit_generator.random_raw() != a.generator("x").bit_generator.random_raw()
     with pytest.raises(TypeError):
         ExactNoise(3)  # type: ignore[call-arg]
@@ -225,7 +231,9 @@ def test_secret_gaussian_stream() -> None:
 
 
 def test_the_grid_of_the_account_is_the_grid_of_the_sum() -> None:
-    assert GRID_BITS == clipping.GRID_BITS
+    C = 0.3
+    event = ReleaseEvent(t=0, m=0, position=0, B=1, C=C, sigma_dp=1.0)
+    assert grid_scale(event) == pytest.approx(1 / clipped_sum(np.zeros(1), C).grid, rel=1e-15)
 
 
 # --- coins ----------------------------------------------------------------------------------------
@@ -238,7 +246,7 @@ def test_coins_are_one_per_record(source: NoiseSource, q: float) -> None:
     D, steps = 400, 1000
     drawn = np.zeros((steps, D), dtype=bool)
     for step in range(steps):
-        ids = source.coins(D, q, "step", step)
+        ids = sample(source, D, q, step)
         assert (np.diff(ids) > 0).all()
         drawn[step, ids] = True
     sizes = drawn.sum(axis=1)
@@ -252,8 +260,8 @@ def test_coins_are_one_per_record(source: NoiseSource, q: float) -> None:
 
 
 def test_coins_at_the_ends() -> None:
-    np.testing.assert_array_equal(SeededNoise(1).coins(5, 1.0), np.arange(5))
-    assert len(SeededNoise(1).coins(5, 1e-9)) == 0
+    np.testing.assert_array_equal(sample(SeededNoise(1), 5, 1.0, 0), np.arange(5))
+    assert len(sample(SeededNoise(1), 5, 1e-9, 0)) == 0
     generator = np.random.default_rng(0)
     assert all(poisson_batch(generator, 3, 0.9).max(initial=0) < 3 for _ in range(200))
     for q in (0.0, 1.1, float("nan")):
@@ -261,8 +269,20 @@ def test_coins_at_the_ends() -> None:
             poisson_batch(generator, 5, q)
 
 
+def test_a_head_step_samples_at_the_public_rate_and_its_noise_has_no_memory() -> None:
+    """Its sample is drawn before its noise, from the stream of its round; independent noise keeps no state."""
+    noise, again = (HeadNoise(SeededNoise(3), D=50, batch=20, z=4.0, C_0=0.5) for _ in range(2))
+    stream, same = noise.draw(7, 1), SeededNoise(3).generator("head", 7, 1)
+    np.testing.assert_array_equal(noise.sample(stream), poisson_batch(same, 50, 20 / 50))
+    added, state = noise.update(noise.init(), stream, [(2, 3), (4,)])
+    np.testing.assert_array_equal(added[0], 4.0 * 0.5 * same.standard_normal((2, 3)))
+    np.testing.assert_array_equal(added[1], 4.0 * 0.5 * same.standard_normal(4))
+    assert noise.init() == state == ()
+    assert not np.array_equal(again.sample(again.draw(7, 1)), again.sample(again.draw(7, 2)))
+
+
 def test_seeded_coins_and_generators_repeat_by_name() -> None:
     a, b = SeededNoise(2), SeededNoise(2)
-    np.testing.assert_array_equal(a.coins(1000, 0.2, "step", 4), b.coins(1000, 0.2, "step", 4))
-    assert not np.array_equal(a.coins(1000, 0.2, "step", 4), a.coins(1000, 0.2, "step", 5))
+    np.testing.assert_array_equal(sample(a, 1000, 0.2, 4), sample(b, 1000, 0.2, 4))
+    assert not np.array_equal(sample(a, 1000, 0.2, 4), sample(a, 1000, 0.2, 5))
     assert a.generator("h").random() == b.generator("h").random() != a.generator("i").random()

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.plans import asked
+from tests.plans import asked, earlier
 
 from dpzv.errors import ConfigError, PrivacyRefused
-from dpzv.privacy.accountant import Composition, SampledHead, epsilon_of_parts
-from dpzv.privacy.claims import parts_of, verdict
-from dpzv.privacy.events import ReleaseEvent, StartEvent, neighbour_factor, unit_mu
+from dpzv.privacy.accountant import epsilon_of_parts
+from dpzv.privacy.events import ReleaseEvent, SampledGaussian, unit_mu
 from dpzv.privacy.gdp import delta_of, epsilon_of, mu_of, zcdp_epsilon_of
+from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.plan import (
     ParentRun,
     PrivacyPlan,
@@ -29,7 +29,10 @@ from dpzv.privacy.plan import (
     start_event,
 )
 from dpzv.privacy.planning import make_plan, participation_cap
+from dpzv.privacy.statement import parts_of
+from dpzv.privacy.wording import verdict
 from dpzv.rng import numpy_generator
+from dpzv.sensitivity import outer_product_factor
 
 ASKED = asked(
     C=0.5,
@@ -46,7 +49,7 @@ ASKED = asked(
 
 
 PARENT = ParentRun(
-    run_id="ab" * 16, data_fingerprint="d", noise_source="exact", cost=Composition(releases=0.002, starts=0.003)
+    run_id="ab" * 16, data_fingerprint="d", noise_source="exact", events=earlier(releases=0.002, starts=0.003)
 )
 
 
@@ -128,7 +131,7 @@ def test_replace_one_of_outer_products_is_at_most_sqrt2() -> None:
     draws = numpy_generator("outer").standard_normal((500, 2, 4))
     draws /= np.linalg.norm(draws, axis=2, keepdims=True)
     moves = [np.linalg.norm(np.outer(v, v) - np.outer(w, w)) for v, w in draws]
-    bound = neighbour_factor(StartEvent, "replace-one")
+    bound = outer_product_factor("replace-one")
     assert max(moves) <= bound
     assert max(moves) > 0.99 * bound
 
@@ -209,7 +212,7 @@ def test_the_budget_is_split_between_starts_releases_and_head(neighbours: Any) -
     assert plan.q == 0.15
     # what is claimed is what everything costs together, hardly less
     assert 1 - 2e-4 <= epsilon_of_parts(plan.cost, 1e-6, neighbours) <= 1.0 == plan.claimed_epsilon
-    assert plan.cost.heads == (SampledHead(q=0.15, z=plan.z, steps=16),)
+    assert plan.cost.sampled == (SampledGaussian(q=0.15, z=plan.z, steps=16),)
     assert plan_from_json(plan_to_json(plan)) == plan
     names = {part.name: part for part in parts_of(plan)}
     assert list(names) == ["starts", "releases", "head"]
@@ -297,9 +300,9 @@ def test_a_run_gets_what_its_parents_leave() -> None:
 
 
 def test_parents_and_a_head_share_one_budget() -> None:
-    before = msgspec.structs.replace(PARENT, cost=Composition(heads=(SampledHead(q=0.15, z=40.0, steps=50),)))
+    before = msgspec.structs.replace(PARENT, events=(HeadSteps(q=0.15, z=40.0, steps=50),))
     plan = plan_of(**WITH_HEAD, parents=(before,))
-    assert {head.z for head in plan.cost.heads} == {40.0, plan.z}
+    assert {head.z for head in plan.cost.sampled} == {40.0, plan.z}
     assert 1 - 2e-4 <= epsilon_of_parts(plan.cost, 1e-6, "replace-one") <= 1.0
     assert plan.z > plan_of(**WITH_HEAD).z
 
@@ -313,7 +316,7 @@ def test_nothing_built_on_simulated_noise_is_a_guarantee() -> None:
 
 
 def test_parents_that_leave_nothing_are_refused() -> None:
-    loud = msgspec.structs.replace(PARENT, cost=Composition(releases=mu_of(1.0, 1e-6) ** 2 / 4))
+    loud = msgspec.structs.replace(PARENT, events=earlier(releases=mu_of(1.0, 1e-6) ** 2 / 4))
     with pytest.raises(PrivacyRefused, match="leave nothing"):
         plan_of(parents=(loud,))
 

@@ -12,13 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.plans import asked
+from tests.plans import asked, cost_of
 from tests.privacy import ledger_child
 
 from dpzv.errors import ConfigError, PrivacyRefused
-from dpzv.privacy.accountant import Composition, SampledHead, epsilon_of_parts
-from dpzv.privacy.events import ReleaseEvent
+from dpzv.privacy.accountant import epsilon_of_parts
+from dpzv.privacy.events import ReleaseEvent, SampledGaussian
 from dpzv.privacy.gdp import epsilon_of, mu_of
+from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.privacy.planning import make_plan
@@ -62,7 +63,7 @@ def run(
     ) as ledger:
         write(ledger, range(rounds))
         if steps:
-            ledger.charge_head_steps(steps)
+            ledger.charge(HeadSteps(q=plan.q, z=plan.z, steps=steps))
     return folder
 
 
@@ -112,8 +113,8 @@ def test_sampled_heads_are_composed_in_one_account(tmp_path: Path) -> None:
     plans = [plan_of(**HEAD), plan_of(**HEAD, epsilon=0.5)]
     paths = [run(tmp_path / str(i), plan, steps=10) for i, plan in enumerate(plans)]
     found = spent(paths)
-    heads = tuple(SampledHead(q=0.2, z=plan.z, steps=40) for plan in plans)
-    whole = Composition(releases=plans[0].cap + plans[1].cap, heads=tuple(sorted(heads, key=lambda head: head.z)))
+    heads = tuple(SampledGaussian(q=0.2, z=plan.z, steps=40) for plan in plans)
+    whole = cost_of(releases=plans[0].cap + plans[1].cap, heads=tuple(sorted(heads, key=lambda head: head.z)))
     assert found.epsilon == pytest.approx(epsilon_of_parts(whole, 1e-5, "replace-one"), rel=1e-6)
     assert 1.0 < found.epsilon < 1.5  # less than the sum of both
     assert found.head_steps == 20
@@ -196,7 +197,7 @@ def test_a_live_ledger_is_read_without_disturbing_it(tmp_path: Path) -> None:
         for done in range(0, 40, 10):
             write(ledger, range(done, done + 10))
             ledger.wait(done + 9)
-            ledger.charge_head_steps(3)
+            ledger.charge(HeadSteps(q=plan.q, z=plan.z, steps=3))
             view = read_ledger(path)
             assert (view.releases, view.head_steps) == (done + 10, 3 * (done // 10 + 1))
         write(ledger, range(40, 41))

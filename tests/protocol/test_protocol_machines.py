@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from msgspec.structs import replace
 
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import PeerError
-from dpzv.methods.dpzv import DpzvDevice, DpzvServer
-from dpzv.methods.heads import make_head_rule
+from dpzv.methods.heads import HeadParts, make_head_rule
+from dpzv.methods.rules import Uplink, make_device_rule, make_server_rule
 from dpzv.methods.steps import Steps
 from dpzv.models.head import Head
 from dpzv.models.losses import per_record_loss
@@ -23,6 +24,7 @@ from dpzv.protocol.table import Table
 
 D, B, K, LAM = 40, 8, 3, 1e-2
 STEPS = Steps(0.1, 0.0, "constant", 100)
+OPEN = Uplink(math.inf, 0.0, lambda shape, stream: np.zeros(shape))
 
 
 def generator(seed: int) -> torch.Generator:
@@ -38,14 +40,16 @@ def make(head_rule: str = "frozen", C: float = 0.1) -> tuple[list[Device], Serve
         with torch.no_grad():
             for p in network.parameters():
                 p.normal_(generator=generator(m))
-        rule = DpzvDevice(network, m=m, seed=0, lam=LAM, steps=STEPS)
+        rule = make_device_rule("dpzv", network, m=m, seed=0, lam=LAM, steps=STEPS, uplink=OPEN)
         x = torch.randn(D, 5, generator=generator(10 + m))
         devices.append(Device(m, rule, x, x[:4], schedules[m - 1]))
     head = Head(2 * K, 4, 1, generator(3))
     loss = per_record_loss("binary")
-    rule_0 = make_head_rule(head_rule, head, loss, lam=LAM, steps=STEPS, seed=0)
+    rule_0 = make_head_rule(head_rule, HeadParts(head=head, loss=loss, steps=STEPS, seed=0, lam=LAM))
     y = (torch.rand(D, generator=generator(4)) > 0.5).float()
-    server = Server(DpzvServer(head, rule_0, loss, C), Table(D, (K, K), accelerator="cpu"), y, schedules, (LAM, LAM))
+    server = Server(
+        make_server_rule("dpzv", rule_0, loss, C), Table(D, (K, K), accelerator="cpu"), y, schedules, (LAM, LAM)
+    )
     for device in devices:
         for message in device.fill():
             server.fill(message)

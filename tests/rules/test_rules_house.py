@@ -21,7 +21,7 @@ LEVELS = [
     {"methods"},
     {"models", "data"},
     {"zo", "privacy"},
-    {"errors", "validate", "terms", "rng"},
+    {"errors", "validate", "terms", "rng", "declarations", "sensitivity"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # inside a level, rooms are siblings that do not import each other, except in these

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from dpzv.privacy.accountant import Composition, SampledHead, epsilon_of_parts, gaussian_mu, sampled, tpr_of_parts
+from dpzv.privacy.accountant import Composition, epsilon_of_parts, gaussian_mu, sampled, tpr_of_parts
 from dpzv.privacy.gdp import epsilon_of
 
 __all__ = ["MOST_FACTOR", "Evidence", "at_factor", "epsilon_bound", "error_bounds", "mu_bound", "noise_factor"]
@@ -64,8 +64,8 @@ def mu_bound(fpr: float, fnr: float) -> float:
 
 def at_factor(cost: Composition, factor: float) -> Composition:
     """`cost` with all noise divided by `factor`."""
-    heads = tuple(SampledHead(q=head.q, z=head.z / factor, steps=head.steps) for head in cost.heads)
-    return replace(cost, releases=cost.releases * factor**2, starts=cost.starts * factor**2, heads=heads)
+    gaussian = tuple(replace(pair, square=pair.square * factor**2) for pair in cost.gaussian)
+    return replace(cost, gaussian=gaussian, sampled=tuple(replace(one, z=one.z / factor) for one in cost.sampled))
 
 
 def noise_factor(cost: Composition, fpr: float, fnr: float) -> float:

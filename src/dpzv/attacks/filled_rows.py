@@ -9,7 +9,7 @@ from dpzv.attacks.bound import Evidence
 from dpzv.attacks.canary import LABELS, probe
 from dpzv.attacks.target import Machine, Target
 from dpzv.config import HeadSection
-from dpzv.methods.gradients import clipped_gradient_sum
+from dpzv.methods.dpsgd import clipped_gradient_sum
 from dpzv.models.head import Head
 
 __all__ = ["filled_rows"]

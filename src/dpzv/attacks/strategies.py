@@ -17,7 +17,8 @@ from dpzv.attacks.bound import Evidence
 from dpzv.attacks.canary import LABELS, probe, rows
 from dpzv.attacks.target import Machine, Target, Transcript
 from dpzv.errors import PeerError, PrivacyRefused
-from dpzv.privacy.accountant import Composition
+from dpzv.privacy.accountant import fold
+from dpzv.privacy.events import Releases
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.protocol.messages import Release
 
@@ -169,7 +170,7 @@ def both_worlds(target: Target, n: int, B: int, play: Callable[[Machine, int], S
 
 def of_releases(plan: PrivacyPlan, low: NDArray[np.float64], high: NDArray[np.float64], threshold: float) -> Evidence:
     """Scores computed from releases alone, against what the plan claims for them."""
-    cost = Composition(releases=plan.cap)
+    cost = fold([Releases(cap=plan.cap, distance=0.0)])
     return Evidence(low, high, threshold, cost, plan.delta_dp, plan.epsilon_replace_one)
 
 

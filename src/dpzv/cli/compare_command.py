@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import msgspec
 import typer
 
+from dpzv.declarations import METHODS
 from dpzv.errors import ConfigError
-from dpzv.terms import Accounting, MethodName
+from dpzv.terms import Accounting
 from dpzv.validate import one_of, positive
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ Jobs = Annotated[int, typer.Option("--jobs", min=0, help="Runs at once; 0: as co
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no table; errors only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON and nothing else.")]
 
-ALL = ",".join(get_args(MethodName))
+ALL = ",".join(METHODS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ def methods_of(text: str) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise ConfigError(f"--methods expects names separated by commas, got '{text}'; e.g. --methods dpzv,vafl.")
-    return [one_of("the method", name, get_args(MethodName)) for name in names]
+    return [one_of("the method", name, METHODS) for name in names]
 
 
 def numbers_of(option: str, text: str) -> list[float]:

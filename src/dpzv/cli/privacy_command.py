@@ -9,13 +9,14 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import click
 import typer
 
+from dpzv.declarations import HEAD_RULES
 from dpzv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dpzv.privacy.coverage import PlanRequest
-    from dpzv.terms import StartName
+    from dpzv.privacy.plan import PlanRequest
 
 __all__ = ["app"]
 
@@ -65,7 +66,7 @@ def plan(
     neighbours: Annotated[Literal["replace-one", "zero-out"], typer.Option("--neighbours")] = "replace-one",
     accounting: Annotated[Literal["exact", "paper"], typer.Option("--accounting")] = "exact",
     head: Annotated[
-        Literal["frozen", "joint-zo", "dp-sgd", "sgd", "zo"], typer.Option("--head", help="How w_0 moves.")
+        str, typer.Option("--head", help="How w_0 moves.", click_type=click.Choice(list(HEAD_RULES)))
     ] = "frozen",
     head_batch: Annotated[int, typer.Option("--head-batch", help="dp-sgd: expected records a step.")] = 8192,
     head_steps: Annotated[int, typer.Option("--head-steps", help="dp-sgd: steps in all.")] = 400,
@@ -77,10 +78,8 @@ def plan(
 
     Example: dpzv privacy plan --epsilon 1 --delta 1e-5 --records 60000 --batch 512 --passes 5 --devices 7
     """
-    from dpzv.privacy.coverage import PlanRequest
+    from dpzv.privacy.plan import PlanRequest
     from dpzv.privacy.planning import participation_cap
-
-    random_starts: tuple[StartName, ...] = tuple("random" for _ in range(devices))
 
     def request(B: int, n: float, share: float) -> PlanRequest:
         T = devices * max(1, math.floor(n * records / B))
@@ -98,15 +97,17 @@ def plan(
             participations=participation_cap(T=T, B=B, D=records, M=devices, equal_speeds=True),
             min_batch=1,
             head_rule=head,
-            starts=random_starts,
+            starts=("random",) * devices,
+            method="dpzv",
             start_share=0.0,
             head_batch=min(head_batch, records),
             head_steps=head_steps,
             head_share=share,
         )
 
+    private = HEAD_RULES[head].sampled
     if sweep:
-        shares = (0.25, 0.5, 0.75) if head == "dp-sgd" else (head_share,)
+        shares = (0.25, 0.5, 0.75) if private else (head_share,)
         grid = [
             (B, n, share)
             for B in sorted({max(1, min(records, int(batch * factor))) for factor in (0.25, 0.5, 1, 2, 4)})
@@ -114,7 +115,7 @@ def plan(
             for share in shares
         ]
         rows = [_row(request(B, n, share), n) for B, n, share in grid]
-        _print_sweep(rows, head == "dp-sgd", json)
+        _print_sweep(rows, private, json)
     else:
         _print(_figures(request(batch, passes, head_share)), json)
 
@@ -185,15 +186,15 @@ def _figures(asked: PlanRequest) -> dict[str, Any]:
     """What `plan` prints: the plan, its parts, and the paper's rule beside it."""
     import msgspec
 
-    from dpzv.privacy.claims import parts_of
     from dpzv.privacy.gdp import epsilon_of, mu_of, paper_sigma_dp, true_mu_of_paper
     from dpzv.privacy.planning import make_plan
+    from dpzv.privacy.statement import parts_of
 
     made = make_plan(asked)
     paper_mu = mu_of(asked.epsilon, asked.delta_dp)
     paper_sigma = paper_sigma_dp(asked.C, asked.T, asked.D, paper_mu)
-    # the published rule would claim, for the noise of this plan: mu = 2 C sqrt(T) / (D sigma_dp)
-    claimed = epsilon_of(2 * asked.C * math.sqrt(asked.T) / (asked.D * made.sigma_dp), asked.delta_dp)
+    # the published rule, which is inversely proportional to mu, would claim this for the noise of the plan
+    claimed = epsilon_of(paper_sigma_dp(asked.C, asked.T, asked.D, made.sigma_dp), asked.delta_dp)
     values: dict[str, Any] = {
         "sigma_dp": made.sigma_dp,
         "mu": made.mu,

@@ -5,7 +5,7 @@
         (forward) device transmits embeddings to server
         server computes delta_zo = (f_plus - f_minus) / (2*lam)
         Delta = (1/B) * sum_i clip_C(delta_zo_i) + z                   DpzvServer.answer, then the gate
-        server updates w_0                                             DpzvServer.update
+        server updates w_0                                             HeadRule.move (heads.py)
         (backward) device receives Delta
         w_m <- w_m - eta_m * Delta * u                                 DpzvDevice.update
 
@@ -15,14 +15,12 @@ The divisor is 2*lam as in the paper's eq. (zero), not lam as in its eq. (delta)
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpzv.methods.rules import Answer, DeviceRule, Question, ServerRule, require_numbers
-from dpzv.methods.steps import Directions, Steps, still, zo_step
+from dpzv.methods.rules import Answer, DeviceRule, Question, ServerRule, wrong_length
+from dpzv.methods.steps import zo_step
 from dpzv.zo.clipping import clipped_sum
 from dpzv.zo.estimator import delta_zo
 from dpzv.zo.perturb import two_point
@@ -33,18 +31,14 @@ __all__ = ["DpzvDevice", "DpzvServer"]
 class DpzvDevice(DeviceRule):
     """Sends h_plus and h_minus, moves along u by the one number that comes back."""
 
-    def __init__(self, network: torch.nn.Module, *, m: int, seed: int, lam: float, steps: Steps) -> None:
-        self.network = network
-        self._u, self._lam, self._steps = Directions(network, seed, "direction", m), lam, steps
-        self.velocity = still(network) if steps.momentum else []
-
     def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
         """h_plus and h_minus [B, k] of the batch `x` at `position` of the device's schedule."""
         return two_point(self.network, x, self._u(position), self._lam)
 
     def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
         """w_m <- w_m - eta_m * Delta * u, with the same u as in `embeddings`."""
-        require_numbers(Delta, 1)
+        if len(Delta) != 1:
+            raise wrong_length(Delta, 1)
         zo_step(self.velocity, self._u(position), float(Delta[0]), self._steps, t)
 
 
@@ -52,11 +46,6 @@ class DpzvServer(ServerRule):
     """Returns the mean over the batch of the records' clipped differences."""
 
     __slots__ = ()
-    uploads: ClassVar[int] = 2
-
-    def numbers(self, B: int, width: int) -> int:
-        """One."""
-        return 1
 
     def answer(self, asked: Question) -> Answer:
         """The mean of clipped differences; the unclipped ones never leave this function. The table keeps the midpoint.

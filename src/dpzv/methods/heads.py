@@ -2,66 +2,90 @@
 
 `joint-zo` and `frozen` move by released values or not at all, so the exact account covers them. `sgd` and
 `zo` are the paper's printed choices; they use labels without noise, and every later Delta carries that.
+The private head `dp-sgd` has a file of its own. `declarations.py` lists them all.
 """
 
 from __future__ import annotations
 
+import importlib
+import math
 from abc import ABC, abstractmethod
 
 import numpy as np
 import torch
+from msgspec import Struct
 
-from dpzv.errors import ConfigError
+from dpzv.declarations import head_rule_facts
 from dpzv.methods.steps import Directions, Steps, sgd_step, still, zo_step
 from dpzv.models.losses import Loss
+from dpzv.privacy.head_steps import HeadNoise, NoiseState
+from dpzv.rng import torch_generator
 from dpzv.terms import HeadRuleName
 from dpzv.zo.estimator import delta_zo
 from dpzv.zo.perturb import perturbed, two_point
 
-__all__ = ["Frozen", "HeadRule", "JointZO", "OwnSGD", "OwnZO", "make_head_rule"]
+__all__ = ["Frozen", "HeadParts", "HeadRule", "JointZO", "OwnSGD", "OwnZO", "Refit", "make_head_rule", "refit"]
+
+
+class HeadParts(Struct, frozen=True, kw_only=True):
+    """What a head rule is made from; each takes what it needs.
+
+    `table` [D, K] and `y` [D] are all records, and `noise` is what makes steps over them private; rules without private
+    steps of their own take none of the three.
+    """
+
+    head: torch.nn.Module
+    loss: Loss
+    steps: Steps
+    seed: int
+    lam: float
+    table: torch.Tensor | None = None
+    y: torch.Tensor | None = None
+    noise: HeadNoise | None = None
 
 
 class HeadRule(ABC):
-    """Where w_0 is evaluated in round t, and how it moves after that round's release."""
+    """Where w_0 is evaluated in round t, and how it moves after that round's release.
 
-    velocity: list[torch.Tensor]
-    """One tensor a parameter with momentum, else empty; part of a checkpoint."""
+    `velocity` has one tensor a parameter with momentum, else none; `noise_state` is what private noise remembers. Both
+    are part of a checkpoint.
+    """
 
-    @abstractmethod
+    noise_state: NoiseState = ()
+
+    def __init__(self, parts: HeadParts) -> None:
+        self.head = parts.head
+        self.velocity: list[torch.Tensor] = []
+
     def output(self, t: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
-        """The head's output [B, n] for `rows` as round t evaluates it; `offset` is +lam or -lam."""
+        """The head's output [B, n] for `rows` in round t: at w_0, unless the rule uses the `offset`, +lam or -lam."""
+        output: torch.Tensor = self.head(rows)
+        return output
 
     @abstractmethod
     def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """Move w_0 after round t released `Delta` for the batch `rows`, `y`.
 
-        `steps` is how many private steps of its own the gate admitted; only `dp-sgd` has any.
+        `steps` is how many private steps of its own the gate admitted; rules without such steps get 0.
         """
 
 
 class Frozen(HeadRule):
     """w_0 never moves: it depends on no record."""
 
-    def __init__(self, head: torch.nn.Module) -> None:
-        self.head = head
-        self.velocity = []
-
-    def output(self, t: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
-        """The head at w_0."""
-        output: torch.Tensor = self.head(rows)
-        return output
-
     def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """Do nothing."""
 
 
-class _Moving(Frozen):
-    """What the three rules that move share: a step size, momentum and a seed for directions."""
+class _Moving(HeadRule):
+    """What the three rules without private steps share: a step size, momentum and directions of w_0."""
 
-    def __init__(self, head: torch.nn.Module, steps: Steps, seed: int) -> None:
-        super().__init__(head)
-        self._u, self._steps = Directions(head, seed, "direction", 0), steps
-        self.velocity = still(head) if steps.momentum else []
+    def __init__(self, parts: HeadParts) -> None:
+        super().__init__(parts)
+        # device 0 stands for the server, so no device has these directions; the stream's name is a format
+        self._u = Directions(parts.head, parts.seed, "direction", 0)
+        self._steps, self._loss, self._lam = parts.steps, parts.loss, parts.lam
+        self.velocity = still(parts.head) if parts.steps.momentum else []
 
     def _zo_step(self, t: int, Delta: float) -> None:
         zo_step(self.velocity, self._u(t), Delta, self._steps, t)
@@ -83,10 +107,6 @@ class JointZO(_Moving):
 class OwnZO(_Moving):
     """The paper's option i): a zeroth-order step with a difference of the server's own, without noise."""
 
-    def __init__(self, head: torch.nn.Module, steps: Steps, seed: int, loss: Loss, lam: float) -> None:
-        super().__init__(head, steps, seed)
-        self._loss, self._lam = loss, lam
-
     @torch.no_grad()
     def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """w_0 <- w_0 - eta_0 * mean(delta_zo of w_0) * u_0."""
@@ -98,10 +118,6 @@ class OwnZO(_Moving):
 class OwnSGD(_Moving):
     """The paper's option ii): stochastic gradient descent on the batch, without noise."""
 
-    def __init__(self, head: torch.nn.Module, steps: Steps, seed: int, loss: Loss) -> None:
-        super().__init__(head, steps, seed)
-        self._loss = loss
-
     def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """w_0 <- w_0 - eta_0 * gradient of the batch's mean loss."""
         parameters: list[torch.Tensor] = list(self.head.parameters())
@@ -110,16 +126,37 @@ class OwnSGD(_Moving):
         sgd_step(parameters, gradients, self.velocity, self._steps, t)
 
 
-def make_head_rule(
-    name: HeadRuleName, head: torch.nn.Module, loss: Loss, *, lam: float, steps: Steps, seed: int
-) -> HeadRule:
-    """The rule called `name` for this head; `dp-sgd` is not among them, since it needs the table."""
-    if name == "frozen":
-        return Frozen(head)
-    if name == "joint-zo":
-        return JointZO(head, steps, seed)
-    if name == "zo":
-        return OwnZO(head, steps, seed, loss, lam)
-    if name != "sgd":  # fail closed: an unknown rule must not become the one without noise
-        raise ConfigError(f"head rule '{name}' is not one that needs no table; choose frozen, joint-zo, zo or sgd.")
-    return OwnSGD(head, steps, seed, loss)
+def make_head_rule(name: HeadRuleName, parts: HeadParts) -> HeadRule:
+    """The rule called `name`, made from `parts`; one that nobody declared is refused."""
+    file, _, kind = head_rule_facts(name).place.partition(".")
+    rule: HeadRule = getattr(importlib.import_module(f"dpzv.methods.{file}"), kind)(parts)
+    return rule
+
+
+class Refit(Struct, frozen=True, kw_only=True):
+    """How the final head is fitted: passes over the table, records a step, Adam's step, and the seed of the order."""
+
+    epochs: int
+    batch: int
+    eta: float
+    seed: int
+
+
+def refit(head: torch.nn.Module, rows: torch.Tensor, y: torch.Tensor, loss: Loss, chosen: Refit) -> None:
+    """Fit `head` in place to `rows` [D, K] and `y` by Adam without noise, its step falling to 0 along a cosine.
+
+    This is for the head that stays at home. It is made after the last Delta, so that it costs no budget against
+    devices; it is never used for a release and never published.
+    """
+    D = rows.shape[0]
+    adam = torch.optim.Adam(head.parameters(), lr=chosen.eta)
+    decay = torch.optim.lr_scheduler.CosineAnnealingLR(adam, chosen.epochs * math.ceil(D / chosen.batch))
+    for epoch in range(chosen.epochs):
+        order = torch.randperm(D, generator=torch_generator(chosen.seed, "refit", epoch)).to(rows.device)
+        for start in range(0, D, chosen.batch):
+            ids = order[start : start + chosen.batch]
+            adam.zero_grad()
+            with torch.enable_grad():
+                loss(head(rows[ids]), y[ids]).mean().backward()  # type: ignore[no-untyped-call]
+            adam.step()
+            decay.step()

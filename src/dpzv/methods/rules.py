@@ -1,21 +1,41 @@
-"""What a method is: a rule for the devices and one for the server. `protocol/` carries what they exchange."""
+"""What a method is: a rule for the devices and one for the server. `protocol/` carries what they exchange.
+
+`declarations.py` lists the methods and what each is; the rules of one are found through its entry there.
+"""
 
 from __future__ import annotations
 
+import importlib
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from dpzv.declarations import MethodFacts, method_facts
 from dpzv.errors import PeerError
 from dpzv.methods.heads import HeadRule
+from dpzv.methods.steps import Directions, Steps, sgd_step, still, trainable
 from dpzv.models.losses import Loss
+from dpzv.terms import MethodName
+from dpzv.validate import positive
 
-__all__ = ["Answer", "DeviceRule", "Question", "ServerRule", "require_numbers"]
+__all__ = [
+    "Answer",
+    "DeviceRule",
+    "FirstOrder",
+    "Question",
+    "ServerRule",
+    "Uplink",
+    "make_device_rule",
+    "make_server_rule",
+    "wrong_length",
+]
 
 
 class Answer(Struct, frozen=True):
@@ -56,11 +76,47 @@ class Question(Struct, frozen=True):
             self.rows[:, self.columns] = torch.tensor(h, device=self.rows.device)
 
 
-class DeviceRule(ABC):
-    """What device m does in a round. It holds w_m (`network`) and, with momentum, one velocity beside it."""
+@dataclass(frozen=True, slots=True)
+class Uplink:
+    """Every embedding clipped to norm `C_h`, then noise of `sigma_h` on every entry; (inf, 0) sends it as it is.
 
-    network: torch.nn.Module
-    velocity: list[torch.Tensor]
+    ``gaussian(shape, stream)`` gives standard normal numbers; the stream names what they are for, and the name is a
+    format of seeded runs.
+    """
+
+    C_h: float
+    sigma_h: float
+    gaussian: Callable[[tuple[int, ...], tuple[int | str, ...]], NDArray[np.float64]]
+
+    def clipped(self, h: torch.Tensor) -> torch.Tensor:
+        """Rows of `h` [B, k], scaled to norm `C_h` where they are longer; gradients pass through."""
+        if math.isinf(self.C_h):
+            return h
+        norms: torch.Tensor = torch.linalg.vector_norm(h, dim=1, keepdim=True)
+        return h * (self.C_h / norms.clamp(min=self.C_h))
+
+    def noised(self, h: torch.Tensor, *stream: int | str) -> torch.Tensor:
+        """`h`, detached, plus noise of its own for this stream."""
+        h = h.detach()
+        if not self.sigma_h:
+            return h
+        return h + self.sigma_h * torch.from_numpy(self.gaussian(tuple(h.shape), stream)).to(h.device, h.dtype)
+
+
+class DeviceRule(ABC):
+    """What device m does in a round. It holds w_m (`network`) and, with momentum, one velocity beside it.
+
+    Every method's rule is made from the same things: directions u of w_m, named by a public stream, the smoothing
+    radius lam, how far it steps, and how its embeddings are protected on their way up (`uplink`).
+    """
+
+    def __init__(
+        self, network: torch.nn.Module, *, m: int, seed: int, lam: float, steps: Steps, uplink: Uplink
+    ) -> None:
+        self.network = network
+        self.velocity: list[torch.Tensor] = still(network) if steps.momentum else []
+        self._m, self._seed, self._lam, self._steps, self._uplink = m, seed, lam, steps, uplink
+        self._u = Directions(network, seed, "direction", m)  # the stream's name is a format
 
     @abstractmethod
     def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
@@ -71,31 +127,63 @@ class DeviceRule(ABC):
         """Move w_m by the server's answer to the embeddings sent last; it was given in global round t."""
 
     def fill(self, x: torch.Tensor, start: int) -> torch.Tensor:
-        """Embeddings of the train records `x` from `start` on, for the first fill of the server's table."""
-        return self.evaluate(x)
+        """Embeddings of the train records `x` from `start` on, for the first fill of the server's table.
+
+        They are protected as any other embeddings of train records.
+        """
+        return self._uplink.noised(self.evaluate(x), "fill", self._m, start)
 
     @torch.no_grad()
     def evaluate(self, x: torch.Tensor) -> torch.Tensor:
-        """Embeddings of test records."""
-        h: torch.Tensor = self.network(x)
+        """Embeddings of test records, clipped like those trained on; they are protected nowhere, so without noise."""
+        return self._uplink.clipped(self.network(x))
+
+
+class FirstOrder(DeviceRule):
+    """Sends h, keeps its graph until the answer comes, and backpropagates what that says about h."""
+
+    _h: torch.Tensor | None = None
+
+    def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
+        """h [B, k], clipped and noised where the uplink is protected."""
+        with torch.enable_grad():
+            self._h = self._uplink.clipped(self.network(x))
+        return (self._uplink.noised(self._h, "uplink", self._m, position),)
+
+    def sent(self) -> torch.Tensor:
+        """The embeddings sent last, with their graph; an answer uses them up."""
+        assert self._h is not None
+        h, self._h = self._h, None
         return h
+
+    def backpropagate(self, h: torch.Tensor, g: torch.Tensor, t: int) -> None:
+        """w_m <- w_m - eta_m * gradient, where `g` [B, k] is the gradient of the batch's mean loss in `h`."""
+        parameters = trainable(self.network)
+        sgd_step(parameters, torch.autograd.grad(h, parameters, g), self.velocity, self._steps, t)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerRule(ABC):
-    """What the server computes in a round. `C` clips one record's part of an answer; infinite: no clip."""
+    """What the server computes in a round; w_0 then moves by its `head_rule`.
 
-    uploads: ClassVar[int]
-    """How many embeddings a device sends for a batch."""
+    `C` clips one record's part of an answer; infinite: no clip. `q` is how many directions a method that perturbs
+    embeddings draws, from streams of the public `seed`.
+    """
 
-    head: torch.nn.Module
+    facts: MethodFacts
     head_rule: HeadRule
     loss: Loss
     C: float
+    q: int
+    seed: int
 
-    @abstractmethod
-    def numbers(self, B: int, width: int) -> int:
-        """How many numbers come back for a batch of `B` records of a device whose embeddings have `width` numbers."""
+    def __post_init__(self) -> None:
+        positive("C", self.C)
+
+    @property
+    def head(self) -> torch.nn.Module:
+        """The server's model w_0."""
+        return self.head_rule.head
 
     @abstractmethod
     def answer(self, asked: Question) -> Answer:
@@ -104,12 +192,36 @@ class ServerRule(ABC):
         On return `asked.rows` holds what the table keeps.
         """
 
-    def update(self, t: int, Delta: NDArray[np.float64], rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
-        """Move w_0 after the answer of round t; `rows` are those of the batch, as the table keeps them."""
-        self.head_rule.move(t, float(Delta[0]), rows, y, steps)
+    def numbers(self, B: int, width: int) -> int:
+        """How many numbers come back for a batch of `B` records of a device whose embeddings have `width` numbers."""
+        return self.facts.numbers(B, width, self.q, math.isfinite(self.C))
 
 
-def require_numbers(Delta: NDArray[np.float64], expected: int) -> None:
-    """Refuse an answer of another length than the method's."""
-    if len(Delta) != expected:
-        raise PeerError(f"an answer of {expected} numbers was expected, got {len(Delta)}; the server is closed.")
+def make_device_rule(
+    name: MethodName, network: torch.nn.Module, *, m: int, seed: int, lam: float, steps: Steps, uplink: Uplink
+) -> DeviceRule:
+    """What device m does under the method called `name`."""
+    rule: DeviceRule = _class_of(method_facts(name), "Device")(
+        network, m=m, seed=seed, lam=lam, steps=steps, uplink=uplink
+    )
+    return rule
+
+
+def make_server_rule(
+    name: MethodName, head_rule: HeadRule, loss: Loss, C: float, *, q: int = 1, seed: int = 0
+) -> ServerRule:
+    """What the server does under the method called `name`."""
+    facts = method_facts(name)
+    rule: ServerRule = _class_of(facts, "Server")(facts, head_rule, loss, C, q, seed)
+    return rule
+
+
+def wrong_length(Delta: NDArray[np.float64], expected: int) -> PeerError:
+    """The error for an answer of another length than the method's."""
+    return PeerError(f"an answer of {expected} numbers was expected, got {len(Delta)}; the server is closed.")
+
+
+def _class_of(facts: MethodFacts, side: str) -> Any:
+    """The class of one side of a method: in `vfl_czofo.py` they are VflCzofoDevice and VflCzofoServer."""
+    name = "".join(part.capitalize() for part in facts.module.split("_"))
+    return getattr(importlib.import_module(f"dpzv.methods.{facts.module}"), name + side)

@@ -3,7 +3,7 @@
     device m sends h = network(x; w_m)                            VaflDevice.embeddings
     server computes the loss with its table                       VaflServer.answer
     and returns every record's gradient with respect to its h
-    server moves w_0                                              VaflServer.update (head rule `sgd`)
+    server moves w_0                                              HeadRule.move (as published: `sgd`)
     device backpropagates the mean over the batch                 VaflDevice.update
 
 Privacy as published: every embedding is clipped and gets vector noise on its way up (`Uplink`). Ours, for labels: every
@@ -13,14 +13,11 @@ record, so no mean over the batch makes that noise smaller.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpzv.methods.rival import FirstOrder
-from dpzv.methods.rules import Answer, Question, ServerRule, require_numbers
+from dpzv.methods.rules import Answer, FirstOrder, Question, ServerRule, wrong_length
 from dpzv.zo.clipping import clipped_rows
 
 __all__ = ["VaflDevice", "VaflServer"]
@@ -32,7 +29,8 @@ class VaflDevice(FirstOrder):
     def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
         """w_m <- w_m - eta_m * gradient of the batch's mean loss, by the chain rule through h."""
         h = self.sent()
-        require_numbers(Delta, h.numel())
+        if len(Delta) != h.numel():
+            raise wrong_length(Delta, h.numel())
         self.backpropagate(h, torch.from_numpy(Delta).to(h.device, h.dtype).view_as(h) / len(h), t)
 
 
@@ -40,11 +38,6 @@ class VaflServer(ServerRule):
     """Returns the gradient of every record's own loss with respect to that record's h."""
 
     __slots__ = ()
-    uploads: ClassVar[int] = 1
-
-    def numbers(self, B: int, width: int) -> int:
-        """A vector for each record."""
-        return B * width
 
     def answer(self, asked: Question) -> Answer:
         """Gradients [B*k], each record's clipped to norm C; the head treats records one by one."""

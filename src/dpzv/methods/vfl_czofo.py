@@ -3,7 +3,7 @@
     device m sends h = network(x; w_m)                                          VflCzofoDevice.embeddings
     server perturbs the batch's embeddings in q directions v_j and returns      VflCzofoServer.answer
     the q differences (F(h + lam*v_j) - F(h)) / lam of the batch's loss F
-    server moves w_0                                                            VflCzofoServer.update (head rule `sgd`)
+    server moves w_0                                                            HeadRule.move (as published: `sgd`)
     device rebuilds (1/q) * sum_j difference_j * v_j and backpropagates it      VflCzofoDevice.update
 
 The directions are standard normal [B, k], drawn by both sides from a public seed, so they cost no bytes. Privacy as
@@ -14,15 +14,12 @@ differences are clipped to norm C together, and their means over the batch get n
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpzv.methods.rival import FirstOrder
-from dpzv.methods.rules import Answer, Question, ServerRule
+from dpzv.methods.rules import Answer, FirstOrder, Question, ServerRule
 from dpzv.rng import seed_of, torch_generator
 from dpzv.zo.clipping import clipped_rows
 
@@ -48,18 +45,10 @@ class VflCzofoDevice(FirstOrder):
         self.backpropagate(h, g, t)
 
 
-@dataclass(frozen=True, slots=True)
 class VflCzofoServer(ServerRule):
     """Returns q differences of the batch's loss."""
 
-    uploads: ClassVar[int] = 1
-
-    q: int
-    seed: int
-
-    def numbers(self, B: int, width: int) -> int:
-        """One for each direction."""
-        return self.q
+    __slots__ = ()
 
     @torch.no_grad()
     def answer(self, asked: Question) -> Answer:

@@ -2,7 +2,7 @@
 
     device m sends h = network(x; w_m) and h_plus at w_m + lam*u      ZooVflDevice.embeddings
     server returns the two loss values of the batch                   ZooVflServer.answer
-    server moves w_0 by a zeroth-order step of its own                ZooVflServer.update (head rule `zo`)
+    server moves w_0 by a zeroth-order step of its own                HeadRule.move (as published: `zo`)
     w_m <- w_m - eta_m * (f_plus - f) / lam * u                       ZooVflDevice.update
 
 Privacy as published: both embeddings are clipped and get vector noise on their way up. Ours, for labels: one number
@@ -11,15 +11,12 @@ comes back, the batch's mean of clipped differences, with noise.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpzv.methods.rival import Rival, Uplink
-from dpzv.methods.rules import Answer, Question, ServerRule, require_numbers
-from dpzv.methods.steps import Directions, Steps, zo_step
+from dpzv.methods.rules import Answer, DeviceRule, Question, ServerRule, wrong_length
+from dpzv.methods.steps import zo_step
 from dpzv.zo.clipping import clipped_sum
 from dpzv.zo.estimator import delta_zo
 from dpzv.zo.perturb import perturbed
@@ -27,14 +24,8 @@ from dpzv.zo.perturb import perturbed
 __all__ = ["ZooVflDevice", "ZooVflServer"]
 
 
-class ZooVflDevice(Rival):
+class ZooVflDevice(DeviceRule):
     """Sends h and h_plus, moves along u."""
-
-    def __init__(
-        self, network: torch.nn.Module, *, m: int, seed: int, lam: float, steps: Steps, uplink: Uplink
-    ) -> None:
-        super().__init__(network, m=m, seed=seed, lam=lam, steps=steps, uplink=uplink)
-        self._u = Directions(network, seed, "direction", m)
 
     @torch.no_grad()
     def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
@@ -52,8 +43,8 @@ class ZooVflDevice(Rival):
 
         Two numbers are the losses f and f_plus; one is their noised difference over lam.
         """
-        if len(Delta) != 1:
-            require_numbers(Delta, 2)
+        if len(Delta) not in (1, 2):
+            raise wrong_length(Delta, 2)
         difference = float(Delta[0]) if len(Delta) == 1 else float(Delta[1] - Delta[0]) / self._lam
         zo_step(self.velocity, self._u(position), difference, self._steps, t)
 
@@ -62,11 +53,6 @@ class ZooVflServer(ServerRule):
     """Returns the batch's losses at h and h_plus; with a clip the mean of the records' clipped differences instead."""
 
     __slots__ = ()
-    uploads: ClassVar[int] = 2
-
-    def numbers(self, B: int, width: int) -> int:
-        """Two losses, or with a clip their difference."""
-        return 1 if self.C < float("inf") else 2
 
     @torch.no_grad()
     def answer(self, asked: Question) -> Answer:

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from dpzv.errors import ConfigError
+from dpzv.sensitivity import outer_product_factor
 from dpzv.terms import Neighbours
 from dpzv.validate import positive
 
@@ -44,7 +45,7 @@ def moment_sensitivity(R: float, c: float, neighbours: Neighbours) -> float:
     Formal guarantee: `||v v^T||_F <= R^2 + c^2` (zero-out) and `||v v^T - w w^T||_F <= sqrt(2) (R^2 + c^2)`
     (replace-one) for rows clipped to `R` and extended by `c`, since the cross term `-2 (v.w)^2` only helps.
     """
-    return (R**2 + c**2) * (math.sqrt(2) if neighbours == "replace-one" else 1.0)
+    return (R**2 + c**2) * outer_product_factor(neighbours)
 
 
 def second_moment(x: ArrayLike, R: float, c: float) -> Matrix:

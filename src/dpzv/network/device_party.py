@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
+from dpzv.declarations import start_facts
 from dpzv.errors import ConfigError, DataError, PeerError
 from dpzv.network.link import GOODBYE_SECONDS, LONGEST_PAUSE, LOST, PART, Stream, open_stream
 from dpzv.network.wire import Ask, Control, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, shown, unpack
@@ -260,7 +261,7 @@ class DeviceParty:
             raise PeerError("this device has no trained weights in its folder, so it cannot take part in predictions.")
         few = self._features.x[:64]  # shapes only: the weights are loaded
         starts = per_device("devices.start", self._config.devices.start, len(self._config.network.devices))
-        plain = tuple("random" if start in ("pca", "dp-pca") else start for start in starts)
+        plain = tuple("random" if start_facts(start).reads or start_facts(start).private else start for start in starts)
         change = msgspec.structs.replace
         config = change(self._config, devices=change(self._config.devices, start=plain))
         self._make(config, state.D, few, few[:0])
@@ -273,13 +274,13 @@ class DeviceParty:
         plan, noise = plan_of(self._config, D, len(config.network.devices)), noise_of(config)
         if not mu_start <= plan.mu_start[m - 1]:  # never less noise than this party would take by itself
             mu_start = plan.mu_start[m - 1]
-        if not (mu_start > 0 or plan.starts[m - 1] != "dp-pca"):
+        if start_facts(plan.starts[m - 1]).private and not mu_start > 0:
             raise PeerError(f"the server leaves {mu_start} to a private start, expected more than 0; it is closed.")
         costs = (*plan.mu_start[: m - 1], mu_start, *plan.mu_start[m:])
         plan = msgspec.structs.replace(plan, mu_start=costs)
         network = make_network(config, m, x_train, plan, noise)
         made = make_device(config, m, network, torch.from_numpy(x_train), torch.from_numpy(x_test), plan, noise)
-        self._device, self._codec, self._D = made[0], codec_of(config, m, plan), D
+        self._device, self._codec, self._D = made[0], codec_of(config, m, plan.M), D
         if (self._folder / STATE).exists():
             self._load(self._device)
 

@@ -141,7 +141,7 @@ class Predictor:
         await self._hashed.wait()
         rows = await asyncio.to_thread(self._found, m, np.frombuffer(ids.hashes, np.uint8).reshape(-1, 16))
         await peer.tell(Ask("predict", rows.tobytes()))
-        codec = codec_of(self._config, m, self._plan)
+        codec = codec_of(self._config, m, self._plan.M)
         columns = slice(int(self._offsets[m - 1]), int(self._offsets[m]))
         self._came[m - 1] = came = 0
         while True:

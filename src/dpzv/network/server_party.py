@@ -18,6 +18,7 @@ import grpc
 
 from dpzv import __version__
 from dpzv.config import Config, per_device
+from dpzv.declarations import start_facts
 from dpzv.errors import DiskError, DpzvError, PeerError
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.arrivals import Arrivals, Arrived
@@ -257,7 +258,7 @@ class ServerParty:
         run_id = run.ledger.run_id
         if hello.run_id and hello.run_id != run_id:
             raise PeerError(f"device {m} has weights of another run; give it an empty folder, or that run's server.")
-        if run.begun and not hello.run_id and run.plan.starts[m - 1] == "dp-pca":
+        if run.begun and not hello.run_id and start_facts(run.plan.starts[m - 1]).private:
             raise PeerError(
                 f"device {m} has lost its folder, and with it its private start, which cannot be drawn again; restore "
                 "the folder, or start a new run."

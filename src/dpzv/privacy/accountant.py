@@ -1,8 +1,8 @@
-"""What everything together costs: Gaussian parts in closed form, secretly sampled head steps by their privacy loss.
+"""What a list of events costs together: Gaussian pairs in closed form, secretly sampled ones by their privacy loss.
 
-A `Composition` holds costs in units of zero-out. Without a sampled head the joint mu is exact. With one, all
-Gaussian parts become a single Gaussian and the head's steps are composed with it as privacy loss distributions
-(dp-accounting), discretised so that every figure is at or above the truth.
+`fold` makes a `Composition` of the events. Without a sampled pair the joint mu is exact. With one, all Gaussian pairs
+become a single Gaussian and the sampled steps are composed with it as privacy loss distributions (dp-accounting),
+discretised so that every figure is at or above the truth.
 
 Stated tolerance with a sampled head: never below the truth, and at most half a percent above it where `delta_dp` is
 well above the rounding of the transforms, which is allowed for (`_rounding`).
@@ -11,27 +11,33 @@ well above the rounding of the transforms, which is allowed for (`_rounding`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
 from msgspec import Struct
 
+from dpzv.errors import PrivacyRefused
 from dpzv.privacy import gdp
-from dpzv.privacy.events import ReleaseEvent, StartEvent, neighbour_factor
+from dpzv.privacy.events import Event, Gaussian, SampledGaussian
+from dpzv.sensitivity import clip_factor
 from dpzv.terms import Neighbours
 from dpzv.validate import probability
 
 __all__ = [
     "LATTICE_SHARES",
     "Composition",
-    "SampledHead",
     "advantage_of_parts",
     "compose",
     "delta_of_parts",
     "epsilon_of_parts",
+    "fold",
     "gaussian_mu",
     "lattice_delta",
+    "mu_left",
+    "mu_squared",
     "sampled",
+    "settle",
     "tpr_of_parts",
 ]
 
@@ -41,60 +47,70 @@ LATTICE_SHARES = (1e-10, 1e-4, 0.5)
 # The discretisation interval is this share of the standard deviation of one step's privacy loss; the error of epsilon
 # falls with its square and is about 2e-6 here.
 _FINENESS = 0.006
-# More points than these, in a head step, a Gaussian part and all together, would make one figure slower than a second.
+# More points than these, in a sampled step, a Gaussian part and all together, would make a figure take over a second.
 _STEP_POINTS, _GAUSSIAN_POINTS, _MOST_POINTS = 30_000, 100_000, 400_000
 # How many standard deviations of the privacy loss the distribution reaches on each side.
 _REACH = 11.0
-
-
-class SampledHead(Struct, frozen=True, kw_only=True):
-    """`steps` private steps of w_0: each record is in a step's batch with secret probability `q`.
-
-    The noise on the sum of the clipped gradients has standard deviation `z` times the clip.
-    """
-
-    q: float
-    z: float
-    steps: int
+# A search may leave this share of the squared mu unused in the end; never more than all is used.
+_TOLERANCE = 1e-4
+_MOST_EVALUATIONS = 40
 
 
 class Composition(Struct, frozen=True, kw_only=True):
     """What one record may pay for, each figure under zero-out.
 
-    `releases` and `starts` are sums of squared `unit_mu`. `lattice` is the sum over releases of the distance between
-    noise on integers and rounded Gaussian noise (see `lattice_delta`).
+    `gaussian` has one entry for every way in which neighbours enlarge a cost (`Gaussian.replaced`), in ascending order.
+    `lattice` is the sum over releases of the distance between noise on integers and rounded Gaussian noise (see
+    `lattice_delta`).
     """
 
-    releases: float = 0.0
-    starts: float = 0.0
-    heads: tuple[SampledHead, ...] = ()
+    gaussian: tuple[Gaussian, ...] = ()
+    sampled: tuple[SampledGaussian, ...] = ()
     lattice: float = 0.0
+
+
+def fold(events: Iterable[Event]) -> Composition:
+    """What `events` cost together; anything that is not an event, or has a pair that is not known, is an error."""
+    parts = []
+    for event in events:
+        pairs = event.pairs() if isinstance(event, Event) else (event,)
+        gaussian = tuple(pair for pair in pairs if isinstance(pair, Gaussian))
+        drawn = tuple(pair for pair in pairs if isinstance(pair, SampledGaussian))
+        if not isinstance(event, Event) or len(gaussian) + len(drawn) != len(pairs):
+            raise PrivacyRefused(f"the account does not know what {event!r} costs; give the event a known pair.")
+        parts.append(Composition(gaussian=gaussian, sampled=drawn, lattice=event.lattice()))
+    return compose(*parts)
 
 
 def compose(*parts: Composition) -> Composition:
     """Everything of `parts` together."""
+    squares: dict[float, list[float]] = {}
     steps: dict[tuple[float, float], int] = {}
     for part in parts:
-        for head in part.heads:
-            steps[head.q, head.z] = steps.get((head.q, head.z), 0) + head.steps
+        for pair in part.gaussian:
+            squares.setdefault(pair.replaced, []).append(pair.square)
+        for one in part.sampled:
+            steps[one.q, one.z] = steps.get((one.q, one.z), 0) + one.steps
     return Composition(
-        releases=math.fsum(part.releases for part in parts),
-        starts=math.fsum(part.starts for part in parts),
-        heads=tuple(SampledHead(q=q, z=z, steps=n) for (q, z), n in sorted(steps.items()) if n),
+        gaussian=tuple(Gaussian(square=math.fsum(found), replaced=key) for key, found in sorted(squares.items())),
+        sampled=tuple(SampledGaussian(q=q, z=z, steps=n) for (q, z), n in sorted(steps.items()) if n),
         lattice=math.fsum(part.lattice for part in parts),
     )
 
 
-def sampled(parts: Composition) -> tuple[SampledHead, ...]:
-    """The heads whose batches are drawn; one over all records is a Gaussian part."""
-    return tuple(head for head in parts.heads if head.q < 1)
+def sampled(parts: Composition) -> tuple[SampledGaussian, ...]:
+    """The steps whose batches are drawn; one over all records is a Gaussian part."""
+    return tuple(one for one in parts.sampled if one.q < 1)
 
 
 def gaussian_mu(parts: Composition, neighbours: Neighbours) -> float:
-    """Joint mu of the releases, the starts and head steps over all records (q = 1); other heads are not in it."""
-    whole = math.fsum(head.steps / head.z**2 if head.z > 0 else math.inf for head in parts.heads if head.q >= 1)
-    releases = neighbour_factor(ReleaseEvent, neighbours) ** 2 * (parts.releases + whole)
-    return math.sqrt(releases + neighbour_factor(StartEvent, neighbours) ** 2 * parts.starts)
+    """Joint mu of the Gaussian pairs and of steps over all records (q = 1); other sampled steps are not in it."""
+    whole = math.fsum(one.steps / one.z**2 if one.z > 0 else math.inf for one in parts.sampled if one.q >= 1)
+    squares: dict[float, float] = {}
+    for pair in (*parts.gaussian, Gaussian(square=whole, replaced=clip_factor("replace-one"))):
+        squares[pair.replaced] = squares.get(pair.replaced, 0.0) + pair.square
+    replaces = neighbours == "replace-one"
+    return math.sqrt(math.fsum((replaced if replaces else 1.0) ** 2 * square for replaced, square in squares.items()))
 
 
 def epsilon_of_parts(parts: Composition, delta_dp: float, neighbours: Neighbours) -> float:
@@ -162,6 +178,71 @@ def tpr_of_parts(parts: Composition, fpr: float) -> float:
     return best
 
 
+def mu_left(spent: Composition, epsilon: float, delta_dp: float, neighbours: Neighbours) -> float:
+    """The largest mu that Gaussian parts may still have beside `spent`, rounded down.
+
+    Formal guarantee: `spent` together with mechanisms of joint mu ``mu_left`` is (epsilon, delta_dp)-DP.
+    """
+    whole = gdp.mu_of(epsilon, delta_dp) ** 2
+    left = whole - gaussian_mu(spent, neighbours) ** 2
+    first = whole - mu_squared(spent, delta_dp, neighbours) if sampled(spent) and left > 0 else left
+    if first <= 0:
+        left = 0.0
+    elif sampled(spent):
+        s = clip_factor(neighbours)
+
+        def used(square: float) -> float:
+            more = Gaussian(square=square / s**2, replaced=clip_factor("replace-one"))
+            parts = compose(spent, Composition(gaussian=(more,)))
+            return mu_squared(parts, delta_dp, neighbours) / whole
+
+        def guess(square: float, part: float) -> float:
+            return square + (1 - part) * whole
+
+        left = settle(used, guess=guess, first=first, least=0.0, most=left)
+    if left <= 1e-6 * whole:
+        raise PrivacyRefused(
+            f"the earlier runs on these records leave nothing of epsilon={epsilon:g}; raise epsilon or stop here."
+        )
+    return math.sqrt(left) * (1 - 1e-12)
+
+
+def mu_squared(parts: Composition, delta_dp: float, neighbours: Neighbours) -> float:
+    """The square of the mu whose epsilon at `delta_dp` is that of `parts`."""
+    return gdp.mu_of(epsilon_of_parts(parts, delta_dp, neighbours), delta_dp) ** 2
+
+
+def settle(
+    used: Callable[[float], float],
+    *,
+    guess: Callable[[float, float], float],
+    first: float,
+    least: float,
+    most: float,
+) -> float:
+    """The largest x in (least, most] where ``used(x)``, which grows, is at most 1, to `_TOLERANCE`; `least` if none.
+
+    One guess, then secants on the logarithm; a secant that leaves the bracket becomes a bisection of it.
+    """
+    low, high, x = least, math.inf, first
+    found: list[tuple[float, float]] = []
+    for _ in range(_MOST_EVALUATIONS):
+        part = used(x)
+        if part <= 1 and (part >= 1 - _TOLERANCE or x >= most):
+            return x
+        found.append((x, math.log(part) + 0.5 * _TOLERANCE))
+        low, high = (x, high) if part <= 1 else (low, x)
+        if len(found) == 1:
+            x = guess(x, part * (1 + 0.5 * _TOLERANCE))
+        else:
+            (before, at_before), (last, at_last) = found[-2:]
+            x = last - at_last * (last - before) / (at_last - at_before) if at_last != at_before else math.inf
+        if not low < x < high:
+            x = (low + high) / 2
+        x = min(x, most)
+    return low
+
+
 def lattice_delta(lattice: float, epsilon: float) -> float:
     """What noise on integers adds to delta_dp at `epsilon`.
 
@@ -185,7 +266,7 @@ def _epsilon(parts: Composition, delta_dp: float, neighbours: Neighbours) -> flo
 
 
 def _unbounded(parts: Composition) -> bool:
-    return math.isinf(parts.releases + parts.starts) or any(head.z <= 0 for head in parts.heads)
+    return any(math.isinf(pair.square) for pair in parts.gaussian) or any(one.z <= 0 for one in parts.sampled)
 
 
 def _rounding(parts: Composition) -> float:
@@ -193,7 +274,7 @@ def _rounding(parts: Composition) -> float:
 
     Four times what was measured with up to a million steps of q = 1, whose closed form is known.
     """
-    return 1e-14 + 2e-16 * sum(head.steps for head in parts.heads)
+    return 1e-14 + 2e-16 * sum(one.steps for one in parts.sampled)
 
 
 @lru_cache(maxsize=8)
@@ -207,26 +288,26 @@ def _accountant(parts: Composition, neighbours: Neighbours) -> Any:
     relation = relations.REPLACE_ONE if neighbours == "replace-one" else relations.REPLACE_SPECIAL
     accountant = PLDAccountant(relation, _interval(parts, neighbours))
     # a start moves by sqrt(2) only under replace-one, so it enters divided by what the accountant multiplies with
-    mu_1 = gaussian_mu(parts, neighbours) / neighbour_factor(ReleaseEvent, neighbours)
+    mu_1 = gaussian_mu(parts, neighbours) / clip_factor(neighbours)
     if mu_1 > 0:
         accountant.compose(dp_accounting.GaussianDpEvent(1 / mu_1))
-    for head in sampled(parts):
-        step = dp_accounting.PoissonSampledDpEvent(head.q, dp_accounting.GaussianDpEvent(head.z))
-        accountant.compose(step, head.steps)
+    for one in sampled(parts):
+        step = dp_accounting.PoissonSampledDpEvent(one.q, dp_accounting.GaussianDpEvent(one.z))
+        accountant.compose(step, one.steps)
     return accountant
 
 
 def _interval(parts: Composition, neighbours: Neighbours) -> float:
-    """The discretisation interval: fine against one head step, coarse enough to be quick."""
-    s = neighbour_factor(ReleaseEvent, neighbours)
+    """The discretisation interval: fine against one sampled step, coarse enough to be quick."""
+    s = clip_factor(neighbours)
     mu = gaussian_mu(parts, neighbours)
     finest, coarsest, variance = math.inf, 2 * _REACH * mu / _GAUSSIAN_POINTS, mu**2
-    for head in sampled(parts):
-        exponent = min(1 / head.z**2, 700.0)
-        one = s * min(head.q * math.sqrt(math.expm1(exponent)), 1 / head.z)
-        tail = min(_REACH / head.z + exponent / 2, 700.0)
-        finest = min(finest, one)
-        coarsest = max(coarsest, s * math.log1p(head.q * math.expm1(tail)) / _STEP_POINTS)
-        variance += head.steps * one**2
+    for one in sampled(parts):
+        exponent = min(1 / one.z**2, 700.0)
+        spread = s * min(one.q * math.sqrt(math.expm1(exponent)), 1 / one.z)
+        tail = min(_REACH / one.z + exponent / 2, 700.0)
+        finest = min(finest, spread)
+        coarsest = max(coarsest, s * math.log1p(one.q * math.expm1(tail)) / _STEP_POINTS)
+        variance += one.steps * spread**2
     coarsest = max(coarsest, (2 * _REACH * math.sqrt(variance) + variance) / _MOST_POINTS)
     return coarsest if math.isinf(finest) else max(_FINENESS * finest, coarsest)

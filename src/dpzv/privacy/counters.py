@@ -22,19 +22,20 @@ _ROUND_UP = 2.0**-50
 class CapCounters:
     """One counter per record id 0 .. D-1 for the sum of (C / (B sigma_dp))^2, kept at or below `cap`.
 
-    An infinite `cap` means that nothing is kept.
+    An infinite `cap` means that nothing is kept. `room` is what every record can still pay, in the counters' units.
     """
 
     def __init__(self, *, D: int, cap: float) -> None:
         self._cap = cap
         self._used = np.zeros(D, dtype=np.int64)
-        self._most = 0  # the largest of them
+        self.room = _FULL
         self._charges: dict[tuple[float, ...], int] = {}
 
     @property
     def largest(self) -> float:
         """The largest sum of any record, rounded up; 0 where nothing is kept."""
-        return self._most / _FULL * self._cap * (1 + _ROUND_UP) if self._most else 0.0
+        most = _FULL - self.room
+        return most / _FULL * self._cap * (1 + _ROUND_UP) if most else 0.0
 
     def charge_of(self, event: ReleaseEvent) -> int:
         """What `event` costs a record in it, in the counters' units; 0 where nothing is kept.
@@ -57,24 +58,18 @@ class CapCounters:
             )
         return math.ceil(share * _FULL)
 
-    def all_can_pay(self, charge: int) -> bool:
-        """Whether no record is so near its cap that it could not pay `charge`."""
-        return self._most + charge <= _FULL
-
-    def past(self, ids: NDArray[np.int64], charge: int) -> NDArray[np.bool_]:
-        """Which of the records `ids` cannot pay `charge`."""
-        if self.all_can_pay(charge):
-            return np.zeros(len(ids), dtype=np.bool_)
-        past: NDArray[np.bool_] = self._used.take(ids) > _FULL - charge
-        return past
+    def can_pay(self, ids: NDArray[np.int64], charge: int) -> NDArray[np.bool_]:
+        """Which of the records `ids` can pay `charge`."""
+        able: NDArray[np.bool_] = self._used.take(ids) <= _FULL - charge
+        return able
 
     def add(self, ids: NDArray[np.int64], charge: int) -> None:
         """Charge the records `ids` (all different), less those that cannot pay: they contributed nothing."""
         if charge:
             used = self._used.take(ids)
-            used += charge if self.all_can_pay(charge) else np.where(used > _FULL - charge, 0, charge)
+            used += charge if charge <= self.room else np.where(used > _FULL - charge, 0, charge)
             self._used[ids] = used
-            self._most = max(self._most, int(np.maximum.reduce(used)))
+            self.room = min(self.room, _FULL - int(np.maximum.reduce(used)))
 
     def add_many(self, batches: Sequence[NDArray[np.int64]], charge: int) -> None:
         """The same as `add` for each of `batches` in turn, at once.
@@ -85,4 +80,4 @@ class CapCounters:
         if charge and batches:
             drawn = np.bincount(np.concatenate(batches), minlength=len(self._used))
             self._used += np.minimum(drawn, (_FULL - self._used) // charge) * charge
-            self._most = int(self._used.max())
+            self.room = _FULL - int(self._used.max())

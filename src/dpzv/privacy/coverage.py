@@ -1,91 +1,25 @@
-"""What the claim covers: the request, what it is refused for, what it is warned about."""
+"""What the claim covers: what a request is refused for, and what it is warned about."""
 
 from __future__ import annotations
 
 import math
 from typing import get_args
 
-from msgspec import Struct
-from msgspec.structs import replace
-
-from dpzv.errors import ConfigError, PrivacyRefused
-from dpzv.privacy.accountant import Composition
-from dpzv.terms import (
-    Accounting,
-    HeadRuleName,
-    MethodName,
-    Neighbours,
-    NoiseSourceName,
-    Protects,
-    StartName,
-    Where,
+from dpzv.declarations import (
+    HEAD_RULES,
+    METHODS,
+    STARTS,
+    head_rule_facts,
+    listed,
+    method_facts,
+    start_facts,
 )
+from dpzv.errors import ConfigError, PrivacyRefused
+from dpzv.privacy.plan import PlanRequest, private_starts
+from dpzv.terms import Accounting, Neighbours, Protects, Where
 from dpzv.validate import fraction, one_of, positive, probability, whole
 
-__all__ = ["ParentRun", "PlanRequest", "check_request", "normalised", "refuse_uncovered", "warnings_of"]
-
-
-class ParentRun(Struct, frozen=True, kw_only=True):
-    """An earlier run on the same records, whose whole claim (`cost`) counts as spent.
-
-    With simulated noise (`noise_source` seeded) it had no guarantee, so nothing built on it has one.
-    """
-
-    run_id: str
-    data_fingerprint: str
-    noise_source: NoiseSourceName
-    cost: Composition
-    protects: Protects = "records"
-
-
-class PlanRequest(Struct, frozen=True, kw_only=True):
-    """A budget and the training it is for.
-
-    `epsilon` may be infinite (no privacy: no noise, nothing refused for coverage) and only then may `C` be.
-    `T` counts the rounds of all `M` devices together. `participations` is how often a record may be in a
-    batch at full cost, summed over devices; a record drawn more often is past its cap and contributes 0, so
-    the claim does not depend on this number being a bound.
-
-    The budget that `parents` leave is a squared mu, split by shares: `start_share` for all dp-pca starts together,
-    `head_share` for a dp-sgd head, the rest for the releases; a share that nothing uses is not looked at. A dp-sgd
-    head makes `head_steps` steps over an expected `head_batch` of the `D` records; without rounds (``T = 0``) it gets
-    all that the starts leave, and with ``head_steps = 0`` as well nothing is spent.
-
-    `method` says what a release is: one number over a batch, or more (the rivals). With `where` = uplink a rival's
-    embeddings, clipped to norm `C_h`, get the noise instead, as published; that protects nothing against devices.
-    """
-
-    epsilon: float
-    delta_dp: float
-    accounting: Accounting
-    neighbours: Neighbours
-    protects: Protects
-    C: float
-    B: int
-    D: int
-    M: int
-    T: int
-    participations: int
-    min_batch: int
-    head_rule: HeadRuleName
-    starts: tuple[StartName, ...]
-    start_share: float
-    head_batch: int = 0
-    head_steps: int = 0
-    head_share: float = 0.5
-    parents: tuple[ParentRun, ...] = ()
-    method: MethodName = "dpzv"
-    where: Where = "downlink"
-    C_h: float = math.inf
-
-
-def normalised(asked: PlanRequest) -> PlanRequest:
-    """`asked` with 0 for what its starts and its head rule do not look at."""
-    if "dp-pca" not in asked.starts:
-        asked = replace(asked, start_share=0.0)
-    if asked.head_rule != "dp-sgd":
-        asked = replace(asked, head_batch=0, head_steps=0, head_share=0.0)
-    return asked if asked.where == "uplink" else replace(asked, C_h=math.inf)
+__all__ = ["check_request", "refuse_uncovered", "warnings_of"]
 
 
 def check_request(asked: PlanRequest) -> None:
@@ -93,11 +27,11 @@ def check_request(asked: PlanRequest) -> None:
     one_of("accounting", asked.accounting, get_args(Accounting))
     one_of("neighbours", asked.neighbours, get_args(Neighbours))
     one_of("protects", asked.protects, get_args(Protects))
-    one_of("head rule", asked.head_rule, get_args(HeadRuleName))
-    one_of("method", asked.method, get_args(MethodName))
+    one_of("head rule", asked.head_rule, HEAD_RULES)
+    one_of("method", asked.method, METHODS)
     one_of("noise.where", asked.where, get_args(Where))
     for start in asked.starts:
-        one_of("start", start, get_args(StartName))
+        one_of("start", start, STARTS)
     positive("epsilon", asked.epsilon)
     probability("delta_dp", asked.delta_dp)
     positive("C", asked.C)
@@ -110,27 +44,32 @@ def check_request(asked: PlanRequest) -> None:
         raise ConfigError(
             f"expected one start for each of the M={asked.M} devices, got {len(asked.starts)}; give a start per device."
         )
-    if "dp-pca" in asked.starts and fraction("start_share", asked.start_share) == 0:
-        raise ConfigError("a dp-pca start needs a share of the budget, got start_share=0; raise it above 0.")
-    if asked.head_rule == "dp-sgd":
+    if private_starts(asked) and fraction("start_share", asked.start_share) == 0:
+        name = asked.starts[private_starts(asked)[0]]
+        raise ConfigError(f"a {name} start needs a share of the budget, got start_share=0; raise it above 0.")
+    if head_rule_facts(asked.head_rule).sampled:
         _check_head(asked)
     _check_method(asked)
 
 
 def _check_method(asked: PlanRequest) -> None:
     """Refuse what a method has no place for."""
-    if asked.method == "dpzv" and asked.where == "uplink":
+    method, head_rule = method_facts(asked.method), head_rule_facts(asked.head_rule)
+    if asked.where == "uplink" and method.published != "uplink":
+        others = listed(facts for facts in METHODS.values() if facts.published == "uplink")
         raise ConfigError(
-            "dpzv's noise is on the number that comes back, got noise.where=uplink; choose downlink, or a rival."
+            f"{method.name}'s noise is on what comes back, got noise.where=uplink; choose downlink, or method {others}."
         )
-    if asked.method != "dpzv" and asked.head_rule == "joint-zo":
+    if head_rule.two_points and not method.two_points:
+        others = listed(facts for facts in METHODS.values() if facts.two_points)
         raise ConfigError(
-            f"head rule joint-zo needs dpzv's two evaluations, got method {asked.method}; choose another head rule."
+            f"head rule {head_rule.name} needs the two evaluations of {others}, got method {method.name}; "
+            "choose another head rule."
         )
 
 
 def _check_head(asked: PlanRequest) -> None:
-    """Refuse a dp-sgd head without steps, batch or budget."""
+    """Refuse a private head without steps, batch or budget."""
     if not whole("head_steps", asked.head_steps, 1 if asked.T else 0):
         return
     if whole("head_batch", asked.head_batch, 1) > asked.D:
@@ -139,8 +78,8 @@ def _check_head(asked: PlanRequest) -> None:
             "lower head_batch."
         )
     if asked.T and fraction("head_share", asked.head_share) == 0:
-        raise ConfigError("a dp-sgd head needs a share of the budget, got head_share=0; raise it above 0.")
-    taken = asked.head_share + (asked.start_share if "dp-pca" in asked.starts else 0.0)
+        raise ConfigError(f"a {asked.head_rule} head needs a share of the budget, got head_share=0; raise it above 0.")
+    taken = asked.head_share + (asked.start_share if private_starts(asked) else 0.0)
     if asked.T and taken >= 1:
         raise ConfigError(
             f"head_share and start_share together must stay below 1, got {taken:g}; the releases need the rest."
@@ -165,10 +104,12 @@ def refuse_uncovered(asked: PlanRequest) -> None:
         raise PrivacyRefused(
             "the published rule knows no earlier runs, got parents with accounting=paper; choose accounting=exact."
         )
-    if asked.accounting == "paper" and asked.head_rule == "dp-sgd":
+    head_rule = head_rule_facts(asked.head_rule)
+    if asked.accounting == "paper" and head_rule.sampled:
+        others = listed(facts for facts in HEAD_RULES.values() if not facts.sampled)
         raise PrivacyRefused(
-            "the published rule has no private head, got head rule dp-sgd with accounting=paper; choose head rule "
-            "sgd, zo, joint-zo or frozen, or accounting=exact."
+            f"the published rule has no private head, got head rule {head_rule.name} with accounting=paper; choose "
+            f"head rule {others}, or accounting=exact."
         )
     if asked.T and asked.min_batch > asked.B:
         raise PrivacyRefused(
@@ -179,8 +120,8 @@ def refuse_uncovered(asked: PlanRequest) -> None:
         _refuse_useless(asked)
         return
     if asked.T == 0:
-        # nothing is released: any start is covered, and any head that stays at the server; a dp-sgd head may leave
-        if asked.head_rule == "dp-sgd" and asked.head_steps:
+        # nothing is released: any start is covered, and any head that stays at the server; a private head may leave
+        if head_rule.sampled and asked.head_steps:
             _refuse_inexact(asked)
         return
     if math.isinf(asked.C):
@@ -188,8 +129,7 @@ def refuse_uncovered(asked: PlanRequest) -> None:
             f"a finite epsilon needs a finite clip, got epsilon={asked.epsilon:g} with C=inf; "
             "set C to a positive number or epsilon to inf."
         )
-    if asked.method != "dpzv":
-        _refuse_rival(asked)
+    _refuse_method(asked)
     if asked.accounting == "exact":
         _refuse_inexact(asked)
 
@@ -201,38 +141,44 @@ def _refuse_useless(asked: PlanRequest) -> None:
             f"a finite epsilon needs embeddings of bounded norm, got epsilon={asked.epsilon:g} with C_h=inf and "
             "noise.where=uplink; set C_h to a positive number or epsilon to inf."
         )
-    if asked.head_rule == "dp-sgd":
+    if head_rule_facts(asked.head_rule).sampled:
+        others = listed(facts for facts in HEAD_RULES.values() if not (facts.sampled or facts.two_points))
         raise PrivacyRefused(
-            "noise on the uplink protects no label, so a private head protects nothing, got head rule dp-sgd with "
-            "noise.where=uplink; choose head rule sgd, zo or frozen, or noise.where=downlink."
+            "noise on the uplink protects no label, so a private head protects nothing, got head rule "
+            f"{asked.head_rule} with noise.where=uplink; choose head rule {others}, or noise.where=downlink."
         )
 
 
-def _refuse_rival(asked: PlanRequest) -> None:
-    """Refuse a rival's noise on the downlink where it would not be what is claimed."""
-    if asked.accounting == "paper":
+def _refuse_method(asked: PlanRequest) -> None:
+    """Refuse a method's noise on the downlink where it would not be what is claimed."""
+    method = method_facts(asked.method)
+    if asked.accounting == "paper" and method.published != "downlink":
         raise PrivacyRefused(
-            f"the published rule puts the noise of {asked.method} on its embeddings, got noise.where=downlink with "
+            f"the published rule puts the noise of {method.name} on its embeddings, got noise.where=downlink with "
             "accounting=paper; choose noise.where=uplink, or accounting=exact."
         )
-    if asked.protects == "records" and asked.method in ("vafl", "vfl-czofo"):
+    if asked.protects == "records" and method.backpropagates:
+        others = listed(facts for facts in METHODS.values() if not facts.backpropagates)
         raise PrivacyRefused(
-            f"a device of {asked.method} backpropagates through its raw features, so its weights carry them without "
-            "noise to every later answer, got protects=records; choose protects=labels, or method dpzv or zoo-vfl."
+            f"a device of {method.name} backpropagates through its raw features, so its weights carry them without "
+            f"noise to every later answer, got protects=records; choose protects=labels, or method {others}."
         )
 
 
 def _refuse_inexact(asked: PlanRequest) -> None:
     """Refuse a head rule or start that the exact account does not cover."""
-    if asked.head_rule not in ("dp-sgd", "joint-zo", "frozen"):
+    if not head_rule_facts(asked.head_rule).covered:
+        others = listed(facts for facts in HEAD_RULES.values() if facts.covered)
         raise PrivacyRefused(
             f"head rule '{asked.head_rule}' moves w_0 by un-noised labels, which the exact account does not "
-            "cover; choose head rule dp-sgd, joint-zo or frozen, or accounting=paper (which is no guarantee)."
+            f"cover; choose head rule {others}, or accounting=paper (which is no guarantee)."
         )
-    if asked.protects == "records" and "pca" in asked.starts:
+    reading = [name for name in asked.starts if start_facts(name).reads]
+    if asked.protects == "records" and reading:
+        others = listed(facts for facts in STARTS.values() if not facts.reads)
         raise PrivacyRefused(
-            "start 'pca' reads all records without noise, which protects=records does not cover; "
-            "choose start dp-pca, random, gabor or weights, or protects=labels."
+            f"start '{reading[0]}' reads all records without noise, which protects=records does not cover; "
+            f"choose start {others}, or protects=labels."
         )
 
 
@@ -246,6 +192,7 @@ def warnings_of(asked: PlanRequest) -> tuple[str, ...]:
             f"delta_dp = {asked.delta_dp:g} is above 1/D = {1 / asked.D:.2g}, so the claim would allow one "
             "record to be given away whole; choose a smaller delta_dp."
         )
-    if asked.protects == "labels" and "dp-pca" in asked.starts:
-        found.append("the dp-pca starts are charged although labels alone are protected; start pca is free there.")
+    if asked.protects == "labels" and private_starts(asked):
+        name, free = asked.starts[private_starts(asked)[0]], listed(facts for facts in STARTS.values() if facts.reads)
+        found.append(f"the {name} starts are charged although labels alone are protected; start {free} is free there.")
     return tuple(found)

@@ -1,29 +1,38 @@
-"""What was released, apart from what it costs.
+"""What costs privacy: events, each with the pair of distributions that dominates it. The account folds a list of them.
 
-A cost is stated as `unit_mu`, the Gaussian-DP parameter when a record's contribution becomes nothing
-(zero-out). What the other neighbours make of it is `neighbour_factor`.
+A new mechanism is a new subclass of `Event` in a file of its own. Costs are stated under zero-out (a record's
+contribution becomes nothing); a Gaussian pair says by how much the other neighbours enlarge them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
 
+import msgspec
 from msgspec import Struct
 
-from dpzv.terms import Neighbours
+from dpzv.errors import PrivacyRefused
+from dpzv.sensitivity import GRID_BITS, clip_factor, outer_product_factor
 
 __all__ = [
-    "GRID_BITS",
     "LATTICE_DISTANCE",
+    "Event",
+    "Gaussian",
+    "Pair",
     "ReleaseEvent",
-    "StartEvent",
+    "Releases",
+    "SampledGaussian",
+    "Start",
+    "event_from_json",
+    "event_to_json",
+    "events_hook",
+    "finite",
     "grid_scale",
-    "neighbour_factor",
     "unit_mu",
 ]
 
-GRID_BITS = 40
-"""The grid on which clipped values are summed has 2^40 steps from 0 to `C`."""
 
 LATTICE_DISTANCE = 0.0202
 """The discrete Gaussian of scale s is within this over s^2 of the rounded continuous one, in total variation.
@@ -32,11 +41,68 @@ To first order their ratio at k is 1 + ((k/s)^2 - 1) / (24 s^2), so the distance
 """
 
 
+class Gaussian(Struct, frozen=True, kw_only=True):
+    """N(0, 1) against N(mu, 1): `square` is mu^2 under zero-out; replace-one makes mu `replaced` times larger."""
+
+    square: float
+    replaced: float
+
+
+class SampledGaussian(Struct, frozen=True, kw_only=True):
+    """`steps` sums of clipped values, each record in a sum with secret probability `q`.
+
+    The noise on a sum has standard deviation `z` times the clip.
+    """
+
+    q: float
+    z: float
+    steps: int
+
+
+Pair = Gaussian | SampledGaussian
+
+
+class Event:
+    """Something that costs privacy. Subclasses are frozen structs with ``tag=True``: plans and ledgers store them so.
+
+    The class name is the tag, so it is a format on disk.
+    """
+
+    __slots__ = ()
+    kinds: ClassVar[dict[str, type[Event]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        """Make the kind known, so that it can be read back."""
+        Event.kinds[cls.__name__] = cls
+
+    def pairs(self) -> tuple[Pair, ...]:
+        """The pairs that dominate this event for one record.
+
+        Formal guarantee: what the event reveals is post-processing of independent draws from them.
+        """
+        raise NotImplementedError
+
+    def lattice(self) -> float:
+        """The total variation between the noise as drawn on integers and the continuous noise of `pairs`."""
+        return 0.0
+
+    def is_new(self, charged: Sequence[Self], planned: Sequence[Self]) -> bool:
+        """Whether this event must be stored after those `charged` before; refused unless `planned` allows it.
+
+        Both lists are of this event's kind. Unless a kind says otherwise, an event happens once, exactly as planned,
+        and a repeat is the same event.
+        """
+        if self not in planned:
+            raise PrivacyRefused(f"expected one of {list(planned)} as planned, got {self}; do what was planned.")
+        return self not in charged
+
+
 class ReleaseEvent(Struct, frozen=True, kw_only=True):
     """One answer `Delta`: the mean over `B` records of values clipped to norm C, plus N(0, sigma_dp^2) on each entry.
 
-    With `per_record` every record's clipped vector is returned by itself (vafl), so `B` divides nothing. The batch is
-    public: it is number `position` of device `m`'s schedule. `t` counts rounds over all devices.
+    With `per_record` every record's clipped vector is returned by itself, so `B` divides nothing. The batch is public:
+    it is number `position` of device `m`'s schedule. `t` counts rounds over all devices. The ledger counts releases
+    record by record; what the account folds is their cap, `Releases`.
     """
 
     t: int
@@ -48,25 +114,48 @@ class ReleaseEvent(Struct, frozen=True, kw_only=True):
     per_record: bool = False
 
 
-class StartEvent(Struct, frozen=True, kw_only=True):
-    """Device `m`'s dp-pca start: a sum of outer products plus symmetric Gaussian noise.
+class Releases(Event, Struct, frozen=True, kw_only=True, tag=True):
+    """All releases of a run at their cap: no record's sum of squared `unit_mu` passes `cap`.
 
-    `noise_multiplier` is the noise's standard deviation per entry over the largest norm R^2 + c^2 of one
-    record's outer product.
+    `distance` is the sum, over all numbers released, of the distance between noise on integers and rounded Gaussian
+    noise.
+    """
+
+    cap: float
+    distance: float
+
+    def pairs(self) -> tuple[Pair, ...]:
+        """One Gaussian: the adversary knows the batches, so squares add up."""
+        return (Gaussian(square=self.cap, replaced=clip_factor("replace-one")),)
+
+    def lattice(self) -> float:
+        """The noise of releases is drawn on integers."""
+        return self.distance
+
+
+class Start(Event, Struct, frozen=True, kw_only=True, tag=True):
+    """The private start of the device with index `m`: a sum of outer products plus symmetric Gaussian noise.
+
+    `noise_multiplier` is the noise's standard deviation per entry over the largest norm R^2 + c^2 of one record's outer
+    product. `mu` is what it is charged under zero-out: a little more than that noise, since the sum is in float64.
     """
 
     m: int
+    mu: float
     noise_multiplier: float
 
+    def pairs(self) -> tuple[Pair, ...]:
+        """One Gaussian, never smaller than the noise says."""
+        drawn = 1 / self.noise_multiplier if self.noise_multiplier > 0 else math.inf
+        return (Gaussian(square=max(self.mu, drawn) ** 2, replaced=outer_product_factor("replace-one")),)
 
-def unit_mu(event: ReleaseEvent | StartEvent) -> float:
-    """The Gaussian-DP parameter of `event` for one record in it under zero-out; infinity without noise.
 
-    Formal guarantee: removing a record's term moves a release by at most C/B (C where each record has its own vector)
-    and a start by at most R^2 + c^2 in Frobenius norm, which over the noise's standard deviation is this value.
+def unit_mu(event: ReleaseEvent) -> float:
+    """The Gaussian-DP parameter of a release for one record in it under zero-out; infinity without noise.
+
+    Formal guarantee: removing a record's term moves a release by at most C/B (C where each record has its own vector),
+    which over the noise's standard deviation is this value.
     """
-    if isinstance(event, StartEvent):
-        return 1 / event.noise_multiplier if event.noise_multiplier > 0 else math.inf
     if event.sigma_dp <= 0 or not math.isfinite(event.C):
         return math.inf
     return event.C / (_divisor(event) * event.sigma_dp)
@@ -81,12 +170,28 @@ def _divisor(event: ReleaseEvent) -> int:
     return 1 if event.per_record else event.B
 
 
-def neighbour_factor(kind: type[ReleaseEvent] | type[StartEvent], neighbours: Neighbours) -> float:
-    """How far one record moves an event of `kind` under `neighbours`, in units of zero-out.
+def events_hook(kind: type, value: Any) -> Any:
+    """The `dec_hook` with which msgspec reads an `Event`; one of a kind that is not known is refused."""
+    if kind is not Event or not isinstance(value, dict) or value.get("type") not in Event.kinds:
+        raise PrivacyRefused(f"expected an event of a known kind ({', '.join(sorted(Event.kinds))}), got {value!r}.")
+    return msgspec.convert(value, Event.kinds[value["type"]], strict=False)
 
-    Replacing a clipped value (or vector) turns -C into C at worst: 2. Replacing a row v by w moves the sum of outer
-    products by ``||v v^T - w w^T||_F <= sqrt(||v||^4 + ||w||^4)``: sqrt(2).
-    """
-    if neighbours == "zero-out":
-        return 1.0
-    return 2.0 if kind is ReleaseEvent else math.sqrt(2)
+
+def event_to_json(event: Event) -> str:
+    """The event as JSON, with its kind."""
+    return msgspec.json.encode(finite(msgspec.to_builtins(event))).decode()
+
+
+def event_from_json(text: str) -> Event:
+    """The event that `event_to_json` wrote, bit for bit."""
+    event: Event = events_hook(Event, msgspec.json.decode(text))
+    return event
+
+
+def finite(value: Any) -> Any:
+    """`value` with every infinity in it written "inf", which JSON numbers cannot be."""
+    if isinstance(value, dict):
+        return {name: finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return "inf" if value == math.inf else value

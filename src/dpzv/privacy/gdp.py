@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable
 
 from dpzv.errors import ConfigError
+from dpzv.sensitivity import clip_factor
 from dpzv.validate import positive, probability, whole
 
 __all__ = [
@@ -155,7 +156,8 @@ def tpr_at_fpr(mu: float, fpr: float) -> float:
 
 def paper_sigma_dp(C: float, T: int, D: int, mu: float) -> float:
     """The published noise rule, 2 C sqrt(T) / (D mu); no guarantee against curious devices."""
-    return 2 * positive("C", C) * math.sqrt(whole("T", T, 0)) / (whole("D", D, 1) * positive("mu", mu))
+    moved = clip_factor("replace-one") * positive("C", C)
+    return moved * math.sqrt(whole("T", T, 0)) / (whole("D", D, 1) * positive("mu", mu))
 
 
 def true_mu_of_paper(mu_paper: float, B: int, D: int) -> float:

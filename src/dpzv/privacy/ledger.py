@@ -1,7 +1,8 @@
 """The ledger: the only gate to a release, and the only memory of what was released.
 
-Order of a round: `stored` (a repeat is answered from the ledger), `admit`, `past_cap` (whose terms become 0),
-then the sum and the noise, then `write`, and only then may the value be sent. Rows are never removed.
+Order of a round: `contributes` (whose terms become 0), the sum, `stored` (a repeat is answered from the ledger),
+`admit`, the noise, then `write`, and only then may the value be sent. What is not a release (starts, head steps) is
+stored by `charge` before it happens. Rows are never removed.
 
 Rounds enter one after the other, but may wait for the disk together: `submit` counts a release and queues its row,
 `wait` returns when the row is durable, and all rows that wait at the same time share one commit. `write` is both.
@@ -14,20 +15,21 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from dpzv.errors import DpzvError, PrivacyRefused
-from dpzv.privacy import continuity, store
+from dpzv.privacy import ledger_file
 from dpzv.privacy.counters import CapCounters
-from dpzv.privacy.events import ReleaseEvent, StartEvent
-from dpzv.privacy.plan import PlanRequest, PrivacyPlan, plan_from_json, plan_to_json, start_event
-from dpzv.privacy.store import plain_errors
+from dpzv.privacy.events import Event, ReleaseEvent, event_from_json, event_to_json
+from dpzv.privacy.head_steps import steps_of
+from dpzv.privacy.ledger_file import ReleaseRow, plain_errors
+from dpzv.privacy.plan import PlanRequest, PrivacyPlan, normalised, plan_from_json, plan_to_json, request_of
 from dpzv.terms import NoiseSourceName
 
 __all__ = ["BatchIds", "Ledger"]
@@ -35,24 +37,19 @@ __all__ = ["BatchIds", "Ledger"]
 BatchIds = Callable[[int, int], NDArray[np.int64]]
 """``ids_of(m, position)``: the record ids, all different, of one batch of device `m`'s public schedule."""
 
-_Row = tuple[int, int, int, int, float, bytes, bytes]
-
-_ROW = "(?, ?, ?, ?, ?, ?, ?)"
-_AT_ONCE = 32
-
 # batches counted at once when a ledger is rebuilt
 _CHUNK = 512
 
 
 class Ledger:
-    """Releases and head steps of one run on disk, and every record's spent share of its cap in memory.
+    """Releases and other events of one run on disk, and every record's spent share of its cap in memory.
 
     `plan` is the plan the run began with: a resumed run goes on with that one. `run_id` is random, `counter`
-    is the number of times the ledger was opened, `last_t` the newest round (-1: none), `releases` the count,
-    `head_steps` the steps of the private head charged so far, `durable` whether `wait` waits for the disk.
+    is the number of times the ledger was opened, `last_t` the newest round (-1: none), `releases` the count, `charged`
+    the other events so far, in order, `durable` whether `wait` waits for the disk.
     """
 
-    def __init__(self, path: Path, owned: store.Owned, ids_of: BatchIds, durable: bool) -> None:
+    def __init__(self, path: Path, owned: ledger_file.Owned, ids_of: BatchIds, durable: bool) -> None:
         """Use `create` or `open` instead."""
         self._path, self._owned, self._ids_of, self.durable = path, owned, ids_of, durable
         self._connection = owned.connection
@@ -64,11 +61,12 @@ class Ledger:
         self.noise_source = meta["noise_source"]
         self.last_t = -1
         self.releases = 0
-        self.head_steps: int = sum(n for (n,) in self._connection.execute("SELECT steps FROM head_blocks"))
+        stored = self._connection.execute("SELECT event FROM events ORDER BY number")
+        self.charged: list[Event] = [event_from_json(text) for (text,) in stored]
         # `_order` guards what is in memory, `_disk` the file; whoever needs both takes `_disk` first
         self._order, self._disk = threading.RLock(), threading.RLock()
-        self._waiting: dict[int, _Row] = {}
-        self._batch: tuple[int, int, NDArray[np.int64]] | None = None
+        self._waiting: dict[int, ReleaseRow] = {}
+        self._per_record = self.plan.per_record  # looked up once: every release is compared with it
         self._admitted: ReleaseEvent | None = None
         self._counters = CapCounters(D=self.plan.D, cap=self.plan.cap)
         self._rebuild()
@@ -89,8 +87,8 @@ class Ledger:
         With `durable` every release is on the disk when `write` or `wait` returns; without, for simulated noise only,
         rows wait in memory for `flush` and survive the process but not the machine.
         """
-        continuity.refuse_forgetful(noise_source, durable)
-        continuity.refuse_other_parents(plan, data_fingerprint)
+        _refuse_forgetful(noise_source, durable)
+        _refuse_other_parents(plan, data_fingerprint)
         meta = {
             "run_id": secrets.token_hex(16),
             "counter": "1",
@@ -98,7 +96,7 @@ class Ledger:
             "data_fingerprint": data_fingerprint,
             "noise_source": noise_source,
         }
-        with plain_errors(path), store.create(path, meta, durable=durable) as owned:
+        with plain_errors(path), ledger_file.create(path, meta, durable=durable) as owned:
             return cls(path, owned, ids_of, durable)
 
     @classmethod
@@ -119,15 +117,15 @@ class Ledger:
         a missing, damaged or copied file, another request, data set or noise source than the run began with, or fewer
         than `at_least` releases (those a checkpoint knows of: the ledger is then an old copy).
         """
-        continuity.refuse_forgetful(noise_source, durable)
-        with plain_errors(path), store.reopen(path, durable=durable) as owned:
+        _refuse_forgetful(noise_source, durable)
+        with plain_errors(path), ledger_file.reopen(path, durable=durable) as owned:
             ledger = cls(path, owned, ids_of, durable)
-            continuity.refuse_other_run(
-                path,
-                began=continuity.asked_of(ledger.plan, ledger.data_fingerprint, ledger.noise_source),
-                now=continuity.asked_of(plan, data_fingerprint, noise_source),
-            )
-            continuity.refuse_old_copy(path, releases=ledger.releases, at_least=at_least)
+            _refuse_other_run(ledger, plan, data_fingerprint, noise_source)
+            if ledger.releases < at_least:
+                raise PrivacyRefused(
+                    f"the ledger {path} holds {ledger.releases} releases but the checkpoint knows of {at_least}; "
+                    "the ledger is an old copy, so the run cannot go on: start a new run."
+                )
             ledger.counter += 1
             owned.connection.execute("UPDATE meta SET value = ? WHERE key = 'counter'", (str(ledger.counter),))
             return ledger
@@ -139,9 +137,9 @@ class Ledger:
             return self._counters.largest
 
     @property
-    def head_steps_left(self) -> int:
-        """How many steps of the private head may still be charged."""
-        return self.plan.head_steps - self.head_steps
+    def head_steps(self) -> int:
+        """The steps of a private head charged so far."""
+        return steps_of(self.charged)
 
     def stored(self, t: int, frame_xxh3: bytes) -> NDArray[np.float64] | None:
         """The Delta already released for round `t`, or None; noise is never drawn twice for one round.
@@ -177,15 +175,17 @@ class Ledger:
         for t, m, position, Delta, frame_xxh3 in rows:
             yield t, m, position, np.frombuffer(Delta, "<f8"), frame_xxh3
 
-    def all_within_cap(self, event: ReleaseEvent) -> bool:
-        """Whether no record at all is past its cap, so that nobody has to be looked up."""
-        with self._order:
-            return self._counters.all_can_pay(self._counters.charge_of(event))
+    def contributes(self, event: ReleaseEvent) -> NDArray[np.bool_] | None:
+        """Which records of the event's batch, in schedule order, may contribute; `None` if all of them may.
 
-    def past_cap(self, event: ReleaseEvent) -> NDArray[np.bool_]:
-        """Which records of the event's batch, in schedule order, are past their cap and must contribute 0."""
+        The others are past their cap and must contribute 0.
+        """
         with self._order:
-            return self._counters.past(self._ids(event.m, event.position), self._counters.charge_of(event))
+            charge = self._counters.charge_of(event)
+            if charge <= self._counters.room:
+                return None
+            able = self._counters.can_pay(self._ids_of(event.m, event.position), charge)
+        return None if able.all() else able
 
     def admit(self, event: ReleaseEvent) -> None:
         """Refuse an event that the plan does not allow; nothing is counted yet, and no value is looked at."""
@@ -199,9 +199,9 @@ class Ledger:
                 f"expected a round after {self.last_t}, got {event.t}; a round is released once, in order."
             )
         least = plan.min_batch if math.isfinite(plan.epsilon) else 1
-        size = len(self._ids(event.m, event.position))
-        planned = plan.event(t=event.t, m=event.m, position=event.position, B=size)
-        if not (least <= size <= plan.D and event == planned):
+        size = len(self._ids_of(event.m, event.position))
+        noise = (event.C, event.sigma_dp, event.per_record)
+        if not least <= size == event.B <= plan.D or noise != (plan.C, plan.sigma_dp, self._per_record):
             raise PrivacyRefused(
                 f"expected a batch of {size} (at least {least}) with C={plan.C:g} and "
                 f"sigma_dp={plan.sigma_dp:g} as planned, got B={event.B}, C={event.C:g}, "
@@ -218,7 +218,7 @@ class Ledger:
             self._admitted = None  # what was admitted is admitted once
             numbers = Delta.astype("<f8").tobytes()
             row = (event.t, event.m, event.position, event.B, event.sigma_dp, numbers, frame_xxh3)
-            self._counters.add(self._ids(event.m, event.position), self._counters.charge_of(event))
+            self._counters.add(self._ids_of(event.m, event.position), self._counters.charge_of(event))
             self._waiting[event.t] = row
             self.last_t = event.t
             self.releases += 1
@@ -238,32 +238,21 @@ class Ledger:
         self.submit(event, Delta, frame_xxh3)
         self.wait(event.t)
 
-    def charge_head_steps(self, steps: int) -> None:
-        """Charge the next `steps` steps of the private head; they may run when this returns.
+    def charge(self, event: Event) -> None:
+        """Store an event that is not a release; it may happen when this returns.
 
-        Steps that are charged and then lost in a crash stay charged.
+        Refused when the plan does not allow it after what was charged before. What is charged and then lost in a crash
+        stays charged.
         """
+        if not isinstance(event, Event):
+            raise PrivacyRefused(f"the ledger can only charge an event, got {event!r}; define what it costs.")
         with plain_errors(self._path), self._disk:
-            if not 0 < steps <= self.head_steps_left:
-                raise PrivacyRefused(
-                    f"the plan leaves {self.head_steps_left} of {self.plan.head_steps} head steps, got a block "
-                    f"of {steps}; charge no more than are left."
-                )
-            insert = "INSERT INTO head_blocks (steps, counter) VALUES (?, ?)"
-            self._connection.execute(insert, (steps, self.counter))
-            self.head_steps += steps
-
-    def write_start(self, event: StartEvent) -> None:
-        """Store that a device made its dp-pca start; again with the same noise changes nothing."""
-        planned = start_event(self.plan, event.m)
-        if event.noise_multiplier != planned.noise_multiplier:
-            raise PrivacyRefused(
-                f"expected the start of device {event.m} with noise {planned.noise_multiplier:g} as planned, "
-                f"got {event.noise_multiplier:g}; make the start as planned."
-            )
-        with plain_errors(self._path), self._disk:
-            statement = "INSERT OR IGNORE INTO starts VALUES (?, ?)"
-            self._connection.execute(statement, (event.m, event.noise_multiplier))
+            charged = [other for other in self.charged if type(other) is type(event)]
+            planned = [other for other in self.plan.events if type(other) is type(event)]
+            if event.is_new(charged, planned):
+                insert = "INSERT INTO events (event, counter) VALUES (?, ?)"
+                self._connection.execute(insert, (event_to_json(event), self.counter))
+                self.charged.append(event)
 
     def flush(self) -> None:
         """Commit the rows that wait in memory; call it before every checkpoint."""
@@ -271,7 +260,8 @@ class Ledger:
             with self._order:
                 rows = list(self._waiting.values())
             if rows:
-                self._insert(rows)
+                with plain_errors(self._path):
+                    ledger_file.insert_releases(self._connection, rows)
                 with self._order:
                     for row in rows:
                         del self._waiting[row[0]]
@@ -293,27 +283,6 @@ class Ledger:
         with suppress(DpzvError) if error is not None else nullcontext():
             self.close()
 
-    def _insert(self, rows: list[_Row]) -> None:
-        with plain_errors(self._path):
-            if len(rows) <= _AT_ONCE:  # one statement is a transaction of its own
-                places = ", ".join([_ROW] * len(rows))
-                self._connection.execute(f"INSERT INTO releases VALUES {places}", list(chain.from_iterable(rows)))
-                return
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                self._connection.executemany(f"INSERT INTO releases VALUES {_ROW}", rows)
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
-
-    def _ids(self, m: int, position: int) -> NDArray[np.int64]:
-        """The batch; asked for several times a round, so the last one is kept."""
-        if self._batch is None or self._batch[:2] != (m, position):
-            self._batch = (m, position, self._ids_of(m, position))
-        return self._batch[2]
-
     def _rebuild(self) -> None:
         """Count all stored releases, in chunks of equal cost; the result is that of one after the other."""
         rows = self._connection.execute("SELECT t, m, position, B, sigma_dp FROM releases ORDER BY t")
@@ -330,3 +299,36 @@ class Ledger:
             self.last_t = t
             self.releases += 1
         self._counters.add_many(batches, charge)
+
+
+def _refuse_other_run(ledger: Ledger, plan: PlanRequest, data_fingerprint: str, noise_source: str) -> None:
+    """Refuse to continue a run under anything else than it began with."""
+    began = _asked(ledger.plan, ledger.data_fingerprint, ledger.noise_source)
+    now = _asked(plan, data_fingerprint, noise_source)
+    for name, value in began.items():
+        if value != now[name]:
+            raise PrivacyRefused(
+                f"the run of ledger {ledger._path} began with {name} = {value}, got {now[name]}; "
+                "resume with the settings and data the run began with, or start a new run."
+            )
+
+
+def _asked(plan: PlanRequest, data_fingerprint: str, noise_source: str) -> dict[str, Any]:
+    """What a run was asked for, by name; what its head rule and starts do not look at is left out."""
+    return {"data": data_fingerprint, "noise.source": noise_source} | asdict(normalised(request_of(plan)))
+
+
+def _refuse_forgetful(noise_source: NoiseSourceName, durable: bool) -> None:
+    """Refuse secret noise without a durable ledger: a release that is forgotten would be drawn again."""
+    if noise_source != "seeded" and not durable:
+        raise PrivacyRefused("secret noise needs a durable ledger, got durable=False; set durable=True.")
+
+
+def _refuse_other_parents(plan: PrivacyPlan, data_fingerprint: str) -> None:
+    """Refuse earlier runs over other records."""
+    for parent in plan.parents:
+        if parent.data_fingerprint != data_fingerprint:
+            raise PrivacyRefused(
+                f"the earlier run {parent.run_id[:8]} is over other records than this one, so their budgets do not "
+                "add up; leave it out."
+            )

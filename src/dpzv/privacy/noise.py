@@ -1,4 +1,4 @@
-"""The noise of releases, heads and starts, and the head's secret coins: one interface, two sources.
+"""The noise of releases, heads and starts, and the secret draws of the head: one interface, two sources.
 
 `ExactNoise` takes no seed: what it draws follows from the operating system's entropy alone, so nothing that a device
 knows can reproduce it. `SeededNoise` is for simulation and tests.
@@ -6,7 +6,6 @@ knows can reproduce it. `SeededNoise` is for simulation and tests.
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 from functools import lru_cache
@@ -20,7 +19,7 @@ from dpzv.errors import ConfigError
 from dpzv.rng import numpy_generator, seed_of
 from dpzv.terms import NoiseSourceName
 
-__all__ = ["ExactNoise", "NoiseSource", "SeededNoise", "Totals", "poisson_batch"]
+__all__ = ["ExactNoise", "NoiseSource", "SeededNoise", "Totals"]
 
 _UNIT = NormalDist()
 
@@ -53,30 +52,9 @@ class NoiseSource(Protocol):
         """Standard normal values of `shape`, for quantities that never leave their process (heads, starts)."""
         ...
 
-    def coins(self, D: int, q: float, *stream: int | str) -> NDArray[np.int64]:
-        """The records of one head step: each of 0 .. D-1 with probability `q`, ascending, int64."""
-        ...
-
     def generator(self, *stream: int | str) -> np.random.Generator:
         """A generator for the stream called `stream`, for other secret draws of the head."""
         ...
-
-
-def poisson_batch(generator: np.random.Generator, D: int, q: float) -> NDArray[np.int64]:
-    """Each of 0 .. D-1 independently with probability `q`, ascending, int64, in O(q D).
-
-    The gaps between the chosen ones are geometric, which is the same as one coin per record. No truncation.
-    """
-    if not 0 < q <= 1:
-        raise ConfigError(f"a sampling probability must lie in (0, 1], got {q}; lower head.batch.")
-    if q == 1:
-        return np.arange(D, dtype=np.int64)
-    chunk = int(q * D + 6 * math.sqrt(q * D) + 16)  # enough in nearly every draw
-    found = [np.cumsum(generator.geometric(q, chunk)) - 1]
-    while found[-1][-1] < D:
-        found.append(found[-1][-1] + np.cumsum(generator.geometric(q, chunk)))
-    ids: NDArray[np.int64] = np.concatenate(found).astype(np.int64, copy=False)
-    return ids[: int(np.searchsorted(ids, D))]
 
 
 class SeededNoise:
@@ -107,10 +85,6 @@ class SeededNoise:
     def gaussian(self, shape: tuple[int, ...], *stream: int | str) -> NDArray[np.float64]:
         """Standard normal values of `shape` for the stream called `stream`."""
         return numpy_generator(self._seed, "gaussian", *stream).standard_normal(shape)
-
-    def coins(self, D: int, q: float, *stream: int | str) -> NDArray[np.int64]:
-        """The records of one head step, the same for the same `stream`."""
-        return poisson_batch(numpy_generator(self._seed, "coins", *stream), D, q)
 
     def generator(self, *stream: int | str) -> np.random.Generator:
         """The generator that (seed, stream) names, at its start."""
@@ -167,10 +141,6 @@ class ExactNoise:
     def gaussian(self, shape: tuple[int, ...], *stream: int | str) -> NDArray[np.float64]:
         """Fresh standard normal values of `shape`; `stream` only names what they are for."""
         return self.generator().standard_normal(shape)
-
-    def coins(self, D: int, q: float, *stream: int | str) -> NDArray[np.int64]:
-        """The records of one head step, fresh."""
-        return poisson_batch(self.generator(), D, q)
 
     def generator(self, *stream: int | str) -> np.random.Generator:
         """A generator under a new 128-bit key of the operating system; its state must not be stored."""

@@ -1,7 +1,8 @@
 """The privacy plan: what was asked for, and the noise and the caps that make it true (`planning.py` makes one).
 
-The plan is a claim, not an odometer. It fixes, before the first release, a cap on every record's sum of squared
-costs and on the number of head steps; epsilon of the caps is the claim, and the ledger keeps below the caps.
+The plan is a claim, not an odometer. It fixes, before the first release, a list of events: a cap on every record's sum
+of squared costs, the private starts, a number of head steps. Epsilon of that list is the claim, and the ledger keeps
+below it.
 """
 
 from __future__ import annotations
@@ -9,13 +10,25 @@ from __future__ import annotations
 import math
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
+from dpzv.declarations import head_rule_facts, method_facts, start_facts
 from dpzv.errors import ConfigError
-from dpzv.privacy.accountant import Composition, SampledHead, compose, gaussian_mu
-from dpzv.privacy.coverage import ParentRun, PlanRequest
-from dpzv.privacy.events import LATTICE_DISTANCE, ReleaseEvent, StartEvent, grid_scale, neighbour_factor
+from dpzv.privacy.accountant import Composition, compose, fold, gaussian_mu
+from dpzv.privacy.events import LATTICE_DISTANCE, Event, ReleaseEvent, Releases, Start, events_hook, finite, grid_scale
 from dpzv.privacy.gdp import epsilon_of
-from dpzv.terms import Neighbours
+from dpzv.sensitivity import clip_factor, outer_product_factor
+from dpzv.terms import (
+    Accounting,
+    HeadRuleName,
+    MethodName,
+    Neighbours,
+    NoiseSourceName,
+    Protects,
+    StartName,
+    Where,
+)
 
 __all__ = [
     "MOST_NUMBERS",
@@ -23,11 +36,13 @@ __all__ = [
     "ParentRun",
     "PlanRequest",
     "PrivacyPlan",
+    "capped_releases",
     "claimed_mu",
     "epsilon_spent",
-    "own_cost",
+    "normalised",
     "plan_from_json",
     "plan_to_json",
+    "private_starts",
     "request_of",
     "start_event",
 ]
@@ -37,19 +52,92 @@ SUM_SLACK = 1e-6
 worst (docs/privacy.md): their noise is larger by this much."""
 
 MOST_NUMBERS = 1 << 16
-"""The widest embedding, and the most directions of vfl-czofo; only the lattice, of order 1e-20 each, counts them."""
+"""The widest embedding, and the most directions of a batch; only the lattice, of order 1e-20 each, counts them."""
+
+
+class ParentRun(Struct, frozen=True, kw_only=True):
+    """An earlier run on the same records, whose whole claim (its `events` at their caps) counts as spent.
+
+    With simulated noise (`noise_source` seeded) it had no guarantee, so nothing built on it has one.
+    """
+
+    run_id: str
+    data_fingerprint: str
+    noise_source: NoiseSourceName
+    events: tuple[Event, ...]
+    protects: Protects = "records"
+
+    @property
+    def cost(self) -> Composition:
+        """What the run costs by itself."""
+        return fold(self.events)
+
+
+class PlanRequest(Struct, frozen=True, kw_only=True):
+    """A budget and the training it is for.
+
+    `epsilon` may be infinite (no privacy: no noise, nothing refused for coverage) and only then may `C` be.
+    `T` counts the rounds of all `M` devices together. `participations` is how often a record may be in a
+    batch at full cost, summed over devices; a record drawn more often is past its cap and contributes 0, so
+    the claim does not depend on this number being a bound.
+
+    The budget that `parents` leave is a squared mu, split by shares: `start_share` for all private starts together,
+    `head_share` for a private head, the rest for the releases; a share that nothing uses is not looked at. A private
+    head makes `head_steps` steps over an expected `head_batch` of the `D` records; without rounds (``T = 0``) it gets
+    all that the starts leave, and with ``head_steps = 0`` as well nothing is spent.
+
+    `method` says what a release is: one number over a batch, or more (the rivals). With `where` = uplink a rival's
+    embeddings, clipped to norm `C_h`, get the noise instead, as published; that protects nothing against devices.
+    """
+
+    epsilon: float
+    delta_dp: float
+    accounting: Accounting
+    neighbours: Neighbours
+    protects: Protects
+    C: float
+    B: int
+    D: int
+    M: int
+    T: int
+    participations: int
+    min_batch: int
+    head_rule: HeadRuleName
+    starts: tuple[StartName, ...]
+    start_share: float
+    method: MethodName
+    head_batch: int = 0
+    head_steps: int = 0
+    head_share: float = 0.5
+    parents: tuple[ParentRun, ...] = ()
+    where: Where = "downlink"
+    C_h: float = math.inf
+
+
+def normalised(asked: PlanRequest) -> PlanRequest:
+    """`asked` with 0 for what its starts and its head rule do not look at."""
+    if not private_starts(asked):
+        asked = replace(asked, start_share=0.0)
+    if not head_rule_facts(asked.head_rule).sampled:
+        asked = replace(asked, head_batch=0, head_steps=0, head_share=0.0)
+    return asked if asked.where == "uplink" else replace(asked, C_h=math.inf)
+
+
+def private_starts(asked: PlanRequest) -> tuple[int, ...]:
+    """The indices of the devices whose start is private, so that it is charged."""
+    return tuple(m for m, name in enumerate(asked.starts) if start_facts(name).private)
 
 
 class PrivacyPlan(PlanRequest, frozen=True, kw_only=True):
     """The request and what follows from it. Made by `make_plan` only.
 
-    `mu` is the Gaussian-DP parameter of all releases together and `mu_start` that of each device's start
-    (0 unless it is dp-pca), both for `neighbours`. `mu_head` and `mu_parents` are the shares of the head and of
-    earlier runs in the same currency: exact where they are Gaussian, else what they leave to the others. `z` is the
-    noise multiplier of the dp-sgd head (0: it makes no steps). `cap` bounds every record's sum of
-    (C / (B sigma_dp))^2; it is infinite where there is nothing to enforce. `epsilon_zero_out` and
-    `epsilon_replace_one` are the two readings of the same noise. `sigma_h` is the noise on a rival's embeddings
-    where that is on the uplink; the releases then have none.
+    `mu` is the Gaussian-DP parameter of all releases together and `mu_start` that of each device's start (0 unless it
+    is private), both for `neighbours`. `mu_head` and `mu_parents` are the shares of the head and of earlier runs in the
+    same currency: exact where they are Gaussian, else what they leave to the others. `z` is the noise multiplier of a
+    head's private steps (0: it makes none). `cap` bounds every record's sum of (C / (B sigma_dp))^2; it is infinite
+    where there is nothing to enforce. `events` are all that the ledger admits, at their caps. `epsilon_zero_out` and
+    `epsilon_replace_one` are the two readings of the same noise. `sigma_h` is the noise on a rival's embeddings where
+    that is on the uplink; the releases then have none.
     """
 
     sigma_dp: float
@@ -59,19 +147,20 @@ class PrivacyPlan(PlanRequest, frozen=True, kw_only=True):
     mu_head: float
     mu_parents: float
     cap: float
+    events: tuple[Event, ...]
     epsilon_zero_out: float
     epsilon_replace_one: float
     warnings: tuple[str, ...]
-    sigma_h: float = 0.0
+    sigma_h: float
 
     @property
     def per_record(self) -> bool:
         """Whether a release has numbers for each record by itself, not means over the batch."""
-        return self.method == "vafl"
+        return method_facts(self.method).per_record
 
     @property
     def q(self) -> float:
-        """The probability that a record is in the batch of a head step; 0 without a dp-sgd head."""
+        """The probability that a record is in the batch of a head step; 0 without a private head."""
         return self.head_batch / self.D
 
     @property
@@ -102,51 +191,45 @@ class PrivacyPlan(PlanRequest, frozen=True, kw_only=True):
         )
 
     @property
+    def claim(self) -> tuple[Event, ...]:
+        """What the claim is about, without the parents: this run at its caps, or nothing when it spends nothing.
+
+        Under `paper` this is the published figure, whose factor is that of a replaced record. Without a budget it is
+        infinite.
+        """
+        if not self.spends:
+            return ()
+        if math.isinf(self.claimed_epsilon):
+            return (Releases(cap=math.inf, distance=0.0),)
+        if self.accounting == "paper":
+            return (Releases(cap=(self.mu / clip_factor("replace-one")) ** 2, distance=0.0),)
+        return self.events
+
+    @property
     def cost(self) -> Composition:
-        """What the claim is about: this run at its caps, and its parents."""
-        return compose(own_cost(self), *(parent.cost for parent in self.parents))
+        """What the claim costs: this run at its caps, and its parents."""
+        return compose(fold(self.claim), *(parent.cost for parent in self.parents))
 
 
-def start_event(plan: PrivacyPlan, m: int) -> StartEvent:
-    """The noise of the dp-pca start of the device with index `m` in `plan.starts`."""
-    if plan.starts[m] != "dp-pca":
-        raise ConfigError(f"only a dp-pca start has noise, got '{plan.starts[m]}' for device {m}.")
-    factor = neighbour_factor(StartEvent, plan.neighbours)
-    return StartEvent(m=m, noise_multiplier=factor / plan.mu_start[m] * (1 + SUM_SLACK))
+def start_event(plan: PrivacyPlan, m: int) -> Start:
+    """The private start of the device with index `m` in `plan.starts`, with the noise that its `mu_start` needs."""
+    if m not in private_starts(plan):
+        raise ConfigError(f"only a private start has noise, got '{plan.starts[m]}' for device {m}.")
+    factor = outer_product_factor(plan.neighbours)
+    return Start(m=m, mu=plan.mu_start[m] / factor, noise_multiplier=factor / plan.mu_start[m] * (1 + SUM_SLACK))
 
 
-def own_cost(plan: PrivacyPlan) -> Composition:
-    """The run at its caps, without its parents; nothing when it spends nothing.
-
-    Under `paper` this is the published figure. Without a budget it is infinite.
-    """
-    if not plan.spends:
-        return Composition()
-    if plan.accounting == "paper" or math.isinf(plan.claimed_epsilon):
-        return Composition(releases=(plan.mu / 2) ** 2 if math.isfinite(plan.claimed_epsilon) else math.inf)
-    factor = neighbour_factor(StartEvent, plan.neighbours)
-    lattice = 0.0
-    if plan.T:
-        # the ledger admits no batch below min_batch, so no release has coarser noise than this
-        least = plan.event(t=0, m=0, position=0, B=min(plan.B, plan.min_batch))
-        lattice = plan.T * _numbers(plan) * LATTICE_DISTANCE / grid_scale(least) ** 2
-    return Composition(
-        releases=plan.cap,
-        starts=math.fsum((mu / factor) ** 2 for mu in plan.mu_start),
-        heads=(SampledHead(q=plan.q, z=plan.z, steps=plan.head_steps),) if plan.z else (),
-        lattice=lattice,
-    )
-
-
-def _numbers(plan: PrivacyPlan) -> int:
-    """How many numbers a release has at most."""
-    if plan.method in ("dpzv", "zoo-vfl"):
-        return 1
-    return MOST_NUMBERS * (plan.B if plan.per_record else 1)
+def capped_releases(plan: PrivacyPlan) -> Releases:
+    """All releases of the plan at their cap."""
+    # the ledger admits no batch below min_batch, so no release has coarser noise than this
+    least = plan.event(t=0, m=0, position=0, B=min(plan.B, plan.min_batch))
+    scale = grid_scale(least) if math.isfinite(plan.cap) else math.inf
+    numbers = method_facts(plan.method).numbers(plan.B, MOST_NUMBERS, MOST_NUMBERS, True)
+    return Releases(cap=plan.cap, distance=plan.T * numbers * LATTICE_DISTANCE / scale**2)
 
 
 def claimed_mu(plan: PrivacyPlan, neighbours: Neighbours) -> float:
-    """Joint mu of releases and starts (not of a sampled head) under `neighbours`; 0 when nothing is released.
+    """Joint mu of releases and starts (not of sampled head steps) under `neighbours`; 0 when nothing is released.
 
     Under `paper` this is the published figure, with a removed record at half a replaced one.
     """
@@ -166,7 +249,7 @@ def epsilon_spent(plan: PrivacyPlan, *, releases: int, unit_mu_squared: float, h
     else:
         square = plan.mu_parents**2
         if releases or head_steps:
-            square += neighbour_factor(ReleaseEvent, plan.neighbours) ** 2 * unit_mu_squared
+            square += clip_factor(plan.neighbours) ** 2 * unit_mu_squared
             square += math.fsum(mu**2 for mu in plan.mu_start)
         if head_steps:
             square += plan.mu_head**2 * head_steps / plan.head_steps
@@ -181,11 +264,9 @@ def request_of(plan: PlanRequest) -> PlanRequest:
 
 def plan_to_json(plan: PrivacyPlan) -> str:
     """The plan as JSON; infinity is written "inf", which JSON numbers cannot be."""
-    values = {name: "inf" if value == math.inf else value for name, value in msgspec.structs.asdict(plan).items()}
-    values["mu_start"] = ["inf" if mu == math.inf else mu for mu in plan.mu_start]
-    return msgspec.json.encode(values).decode()
+    return msgspec.json.encode(finite(msgspec.to_builtins(plan))).decode()
 
 
 def plan_from_json(text: str) -> PrivacyPlan:
     """The plan that `plan_to_json` wrote, bit for bit; raises msgspec.ValidationError for anything else."""
-    return msgspec.json.decode(text, type=PrivacyPlan, strict=False)
+    return msgspec.json.decode(text, type=PrivacyPlan, strict=False, dec_hook=events_hook)

@@ -5,15 +5,33 @@ from __future__ import annotations
 import math
 from typing import get_args
 
-import msgspec
+from msgspec.structs import replace
 
+from dpzv.declarations import method_facts
 from dpzv.errors import PrivacyRefused
-from dpzv.privacy.accountant import LATTICE_SHARES, compose, epsilon_of_parts, gaussian_mu, lattice_delta, sampled
-from dpzv.privacy.calibrate import head_noise, mu_left
-from dpzv.privacy.coverage import PlanRequest, check_request, normalised, refuse_uncovered, warnings_of
-from dpzv.privacy.events import ReleaseEvent, neighbour_factor
+from dpzv.privacy.accountant import (
+    LATTICE_SHARES,
+    compose,
+    epsilon_of_parts,
+    gaussian_mu,
+    lattice_delta,
+    mu_left,
+    sampled,
+)
+from dpzv.privacy.coverage import check_request, refuse_uncovered, warnings_of
 from dpzv.privacy.gdp import epsilon_of, mu_of, paper_sigma_dp, zcdp_mu_of
-from dpzv.privacy.plan import SUM_SLACK, PrivacyPlan, claimed_mu
+from dpzv.privacy.head_steps import HeadSteps, head_noise
+from dpzv.privacy.plan import (
+    SUM_SLACK,
+    PlanRequest,
+    PrivacyPlan,
+    capped_releases,
+    claimed_mu,
+    normalised,
+    private_starts,
+    start_event,
+)
+from dpzv.sensitivity import clip_factor
 from dpzv.terms import Neighbours
 from dpzv.validate import whole
 
@@ -40,10 +58,10 @@ def participation_cap(*, T: int, B: int, D: int, M: int, equal_speeds: bool) -> 
 
 
 def make_plan(asked: PlanRequest) -> PrivacyPlan:
-    """Calibrate the noise of the releases, of the dp-pca starts and of a dp-sgd head to a budget.
+    """Calibrate the noise of the releases, of private starts and of a private head to a budget.
 
     With neither rounds nor head steps nothing ever leaves the server, so epsilon is 0 whatever the starts and the
-    head are; a dp-pca start then has the noise it would have in a run that does train.
+    head are; a private start then has the noise it would have in a run that does train.
 
     Formal guarantee (`exact`): with releases and head steps admitted by a ledger under this plan and secret noise, the
     joint view of any coalition of devices, together with the parents' releases, is (epsilon, delta_dp)-DP for one
@@ -53,36 +71,49 @@ def make_plan(asked: PlanRequest) -> PrivacyPlan:
     refuse_uncovered(asked)
     asked = normalised(asked)
     if asked.where == "uplink" and asked.T and math.isfinite(asked.epsilon):
-        return _uplink(asked)
+        return _with_events(_uplink(asked))
     if not math.isinf(asked.epsilon) and asked.accounting == "exact":
         return _exact(asked)
     budget = mu_of(asked.epsilon, asked.delta_dp)
     plan = _with_budget(asked, budget, whole=budget)
-    if not plan.spends:
-        return plan
-    if math.isinf(plan.epsilon):
+    if plan.spends and math.isinf(plan.epsilon):
         nothing = math.inf
-        return msgspec.structs.replace(plan, cap=nothing, epsilon_zero_out=nothing, epsilon_replace_one=nothing)
-    return _as_published(plan)
+        plan = replace(plan, cap=nothing, epsilon_zero_out=nothing, epsilon_replace_one=nothing)
+    elif plan.spends:
+        plan = _as_published(plan)
+    return _with_events(plan)
+
+
+def _with_events(plan: PrivacyPlan) -> PrivacyPlan:
+    """The plan with the list of all that its ledger may admit; a head whose noise is not known yet is not in it."""
+    head = plan.head_steps and (plan.z or math.isinf(plan.epsilon))
+    events = (
+        *((capped_releases(plan),) if plan.T else ()),
+        *(start_event(plan, m) for m in private_starts(plan)),
+        *((HeadSteps(q=plan.q, z=plan.z, steps=plan.head_steps),) if head else ()),
+    )
+    return replace(plan, events=events)
 
 
 def _with_budget(asked: PlanRequest, budget: float, *, whole: float) -> PrivacyPlan:
     """The shares of a joint mu of `budget`, what parents leave of `whole`; no noise of releases or head yet."""
-    noisy, start = asked.starts.count("dp-pca"), asked.start_share
+    noisy, start = private_starts(asked), asked.start_share
     head = (asked.head_share if asked.T else 1 - start) if asked.head_steps else 0.0
-    each = budget * math.sqrt(start / noisy) if noisy else 0.0
+    each = budget * math.sqrt(start / len(noisy)) if noisy else 0.0
     return PrivacyPlan(
         **{name: getattr(asked, name) for name in PlanRequest.__struct_fields__},
         sigma_dp=0.0,
         z=0.0,
         mu=budget * math.sqrt(1 - start - head) if asked.T else 0.0,
-        mu_start=tuple(each if name == "dp-pca" else 0.0 for name in asked.starts),
+        mu_start=tuple(each if m in noisy else 0.0 for m in range(len(asked.starts))),
         mu_head=budget * math.sqrt(head) if asked.head_steps else 0.0,
         mu_parents=math.sqrt(max(0.0, whole**2 - budget**2)) if asked.parents else 0.0,
         cap=0.0,
+        events=(),
         epsilon_zero_out=0.0,
         epsilon_replace_one=0.0,
         warnings=warnings_of(asked),
+        sigma_h=0.0,
     )
 
 
@@ -90,12 +121,9 @@ def _as_published(plan: PrivacyPlan) -> PrivacyPlan:
     """The published rule; its 2C is a replaced record."""
     mu = mu_of(plan.epsilon, plan.delta_dp)
     sigma_dp = paper_sigma_dp(plan.C, plan.T, plan.D, mu)
-    plan = msgspec.structs.replace(plan, sigma_dp=sigma_dp, mu=mu, cap=math.inf)
-    return msgspec.structs.replace(
-        plan,
-        epsilon_zero_out=epsilon_of(claimed_mu(plan, "zero-out"), plan.delta_dp),
-        epsilon_replace_one=plan.epsilon,
-    )
+    plan = replace(plan, sigma_dp=sigma_dp, mu=mu, cap=math.inf)
+    zero_out = epsilon_of(claimed_mu(plan, "zero-out"), plan.delta_dp)
+    return replace(plan, epsilon_zero_out=zero_out, epsilon_replace_one=plan.epsilon)
 
 
 def _uplink(asked: PlanRequest) -> PrivacyPlan:
@@ -104,23 +132,23 @@ def _uplink(asked: PlanRequest) -> PrivacyPlan:
     The exact figure is what hides one record's embeddings from whoever reads the uplink. Against devices neither is
     worth anything: labels come back without noise.
     """
-    mu = mu_of(asked.epsilon, asked.delta_dp)
+    mu, s = mu_of(asked.epsilon, asked.delta_dp), clip_factor("replace-one")
     if asked.accounting == "paper":
-        sigma_h = asked.B / asked.D * 2 * asked.C_h * math.sqrt(asked.T) / mu
+        sigma_h = asked.B / asked.D * s * asked.C_h * math.sqrt(asked.T) / mu
     else:
-        arrays = 2 if asked.method == "zoo-vfl" else 1
-        sigma_h = 2 * asked.C_h * math.sqrt(arrays * asked.participations + asked.M) / mu  # M: the first fill
-    plan = msgspec.structs.replace(_with_budget(asked, mu, whole=mu), mu=mu, cap=math.inf, sigma_h=sigma_h)
+        arrays = method_facts(asked.method).arrays
+        sigma_h = s * asked.C_h * math.sqrt(arrays * asked.participations + asked.M) / mu  # M: the first fill
+    plan = replace(_with_budget(asked, mu, whole=mu), mu=mu, cap=math.inf, sigma_h=sigma_h)
     nothing = math.inf
     if asked.accounting == "exact":
-        return msgspec.structs.replace(plan, epsilon_zero_out=nothing, epsilon_replace_one=nothing)
-    half = epsilon_of(mu / 2, asked.delta_dp)
-    return msgspec.structs.replace(plan, epsilon_zero_out=half, epsilon_replace_one=asked.epsilon)
+        return replace(plan, epsilon_zero_out=nothing, epsilon_replace_one=nothing)
+    half = epsilon_of(mu / s, asked.delta_dp)
+    return replace(plan, epsilon_zero_out=half, epsilon_replace_one=asked.epsilon)
 
 
 def _exact(asked: PlanRequest) -> PrivacyPlan:
     """Public batches, Gaussian parts adding up in squares, what remains for the head; see `PlanRequest`."""
-    before = msgspec.structs.replace(compose(*(parent.cost for parent in asked.parents)), lattice=0.0)
+    before = replace(compose(*(parent.cost for parent in asked.parents)), lattice=0.0)
     for share in LATTICE_SHARES:
         delta_dp = asked.delta_dp * (1 - share)
         budget = mu_left(before, asked.epsilon, delta_dp, asked.neighbours) * (1 - _SLACK)
@@ -142,27 +170,27 @@ def _exact(asked: PlanRequest) -> PrivacyPlan:
 
 def _with_releases(plan: PrivacyPlan) -> PrivacyPlan:
     """sigma_dp = s C sqrt(P) / (B mu), without B where each record has its own numbers, and the cap that P keeps."""
-    if plan.T == 0:
-        return plan
-    s = neighbour_factor(ReleaseEvent, plan.neighbours)
-    divisor = 1 if plan.per_record else plan.B
-    sigma_dp = s * plan.C * math.sqrt(plan.participations) / (divisor * plan.mu) * (1 + _SLACK)
-    return msgspec.structs.replace(plan, sigma_dp=sigma_dp, cap=(plan.mu / s) ** 2)
+    if plan.T:
+        s = clip_factor(plan.neighbours)
+        divisor = 1 if plan.per_record else plan.B
+        sigma_dp = s * plan.C * math.sqrt(plan.participations) / (divisor * plan.mu) * (1 + _SLACK)
+        plan = replace(plan, sigma_dp=sigma_dp, cap=(plan.mu / s) ** 2)
+    return _with_events(plan)
 
 
 def _with_head(plan: PrivacyPlan, delta_dp: float) -> PrivacyPlan:
-    """The least noise of a dp-sgd head with which everything together keeps epsilon at `delta_dp`."""
+    """The least noise of a private head with which everything together keeps epsilon at `delta_dp`."""
     if not plan.head_steps:
         return plan
     z = head_noise(
-        msgspec.structs.replace(plan.cost, lattice=0.0),
+        replace(plan.cost, lattice=0.0),
         q=plan.q,
         steps=plan.head_steps,
         epsilon=plan.epsilon,
         delta_dp=delta_dp,
         neighbours=plan.neighbours,
     )
-    return msgspec.structs.replace(plan, z=z * (1 + SUM_SLACK))
+    return _with_events(replace(plan, z=z * (1 + SUM_SLACK)))
 
 
 def _claimed(plan: PrivacyPlan) -> PrivacyPlan:
@@ -172,4 +200,4 @@ def _claimed(plan: PrivacyPlan) -> PrivacyPlan:
         raise AssertionError(f"noise for epsilon={plan.epsilon} gives {found[plan.neighbours]}")
     # calibration leaves the figure smaller than asked by its tolerance only; the round one is claimed
     found[plan.neighbours] = plan.epsilon
-    return msgspec.structs.replace(plan, epsilon_zero_out=found["zero-out"], epsilon_replace_one=found["replace-one"])
+    return replace(plan, epsilon_zero_out=found["zero-out"], epsilon_replace_one=found["replace-one"])

@@ -10,11 +10,12 @@ from pathlib import Path
 from msgspec import Struct
 
 from dpzv.errors import ConfigError, PrivacyRefused
-from dpzv.privacy.coverage import ParentRun
-from dpzv.privacy.events import unit_mu
-from dpzv.privacy.plan import PrivacyPlan, epsilon_spent, own_cost, plan_from_json
-from dpzv.privacy.statement import RunSpent, Statement, joint_statement
-from dpzv.privacy.store import snapshot
+from dpzv.privacy.events import event_from_json, unit_mu
+from dpzv.privacy.head_steps import steps_of
+from dpzv.privacy.ledger_file import snapshot
+from dpzv.privacy.plan import ParentRun, PrivacyPlan, epsilon_spent, plan_from_json
+from dpzv.privacy.statement import RunSpent, joint_statement
+from dpzv.privacy.wording import Statement
 from dpzv.terms import NoiseSourceName
 
 __all__ = ["LedgerView", "parents_of", "read_ledger", "spent"]
@@ -46,7 +47,7 @@ def _view(connection: sqlite3.Connection) -> LedgerView:
         noise_source="exact" if meta["noise_source"] == "exact" else "seeded",
         plan=plan_from_json(meta["plan"]),
         releases=sum(turns.values()),
-        head_steps=sum(steps for (steps,) in connection.execute("SELECT steps FROM head_blocks")),
+        head_steps=steps_of([event_from_json(text) for (text,) in connection.execute("SELECT event FROM events")]),
         turns=turns,
     )
 
@@ -70,8 +71,7 @@ def parents_of(paths: Sequence[Path]) -> tuple[ParentRun, ...]:
     _refuse_strangers(views)
     found: dict[str, ParentRun] = {}
     for view in views:
-        cost = own_cost(view.plan)
-        if math.isinf(cost.releases) or view.plan.accounting == "paper":
+        if math.isinf(view.plan.claimed_epsilon) or view.plan.accounting == "paper":
             raise PrivacyRefused(
                 f"the run {view.run_id[:8]} has no exact account, so nothing can be planned beside it; "
                 "use other records or accept that no guarantee holds."
@@ -82,7 +82,7 @@ def parents_of(paths: Sequence[Path]) -> tuple[ParentRun, ...]:
             run_id=view.run_id,
             data_fingerprint=view.data_fingerprint,
             noise_source=view.noise_source,
-            cost=cost,
+            events=view.plan.claim,
             protects=view.plan.protects,
         )
     return tuple(found[name] for name in sorted(found))

@@ -1,33 +1,84 @@
-"""The privacy statement: what one run or several claim, against whom, and what that does not cover, in words."""
+"""What one run or several claim, in figures; `wording.py` says it in words."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-import msgspec
 from msgspec import Struct
 
+from dpzv.declarations import start_facts
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.accountant import (
     Composition,
     advantage_of_parts,
     compose,
     epsilon_of_parts,
+    fold,
     sampled,
     tpr_of_parts,
 )
-from dpzv.privacy.artefacts import Artefact, artefact_lines, artefacts_of
-from dpzv.privacy.claims import verdict
+from dpzv.privacy.events import Event, Releases, Start
 from dpzv.privacy.gdp import epsilon_of, mu_of, true_mu_of_paper
-from dpzv.privacy.plan import PrivacyPlan, own_cost
-from dpzv.privacy.wording import ACCOUNTANT, ADVERSARY, NOT_COVERED, SAMPLED_HEAD, UPLINK, lines_of
-from dpzv.terms import Accounting, HeadRuleName, MethodName, Neighbours, NoiseSourceName, Protects
+from dpzv.privacy.head_steps import HeadSteps, steps_of
+from dpzv.privacy.plan import PrivacyPlan
+from dpzv.privacy.wording import (
+    ACCOUNTANT,
+    ADVERSARY,
+    NOT_COVERED,
+    SAMPLED_HEAD,
+    UPLINK,
+    RunLine,
+    Statement,
+    artefacts_of,
+    verdict,
+)
+from dpzv.sensitivity import clip_factor
+from dpzv.terms import Accounting, Neighbours, NoiseSourceName, Protects
 
-__all__ = ["RunSpent", "Statement", "joint_statement", "statement"]
+__all__ = ["PlanPart", "RunSpent", "joint_statement", "parts_of", "statement"]
 
 _RATES = (0.01, 0.001)
+
+
+class PlanPart(Struct, frozen=True, kw_only=True):
+    """One part of a plan. `mu` is its share of the budget, `epsilon` what it would cost alone at delta_dp.
+
+    `q`, `z` and `steps` describe a sampled head and are None for the Gaussian parts.
+    """
+
+    name: str
+    mu: float
+    epsilon: float
+    q: float | None = None
+    z: float | None = None
+    steps: int | None = None
+
+
+def parts_of(plan: PrivacyPlan) -> tuple[PlanPart, ...]:
+    """Starts, releases, head and earlier runs, each on its own, for the plan's neighbours."""
+    claim = plan.claim
+
+    def alone(*kinds: type[Event]) -> float:
+        cost = fold(event for event in claim if isinstance(event, kinds))
+        return epsilon_of_parts(cost, plan.delta_dp, plan.neighbours)
+
+    found = []
+    if any(isinstance(event, Start) for event in claim):
+        joint = math.sqrt(math.fsum(mu**2 for mu in plan.mu_start))
+        found.append(PlanPart(name="starts", mu=joint, epsilon=alone(Start)))
+    if plan.T:
+        found.append(PlanPart(name="releases", mu=plan.mu, epsilon=alone(Releases)))
+    if plan.head_steps:
+        epsilon = alone(HeadSteps) if steps_of(claim) else math.inf
+        head = PlanPart(name="head", mu=plan.mu_head, epsilon=epsilon, q=plan.q, z=plan.z, steps=plan.head_steps)
+        found.append(head)
+    if plan.parents:
+        before = compose(*(parent.cost for parent in plan.parents))
+        names = ", ".join(parent.run_id[:8] for parent in plan.parents)
+        epsilon = epsilon_of_parts(before, plan.delta_dp, plan.neighbours)
+        found.append(PlanPart(name=f"earlier runs {names}", mu=plan.mu_parents, epsilon=epsilon))
+    return tuple(found)
 
 
 class RunSpent(Struct, frozen=True, kw_only=True):
@@ -39,72 +90,6 @@ class RunSpent(Struct, frozen=True, kw_only=True):
     releases: int
     head_steps: int
     epsilon_spent: float
-
-
-class RunLine(Struct, frozen=True, kw_only=True):
-    """What one run releases, in figures."""
-
-    run_id: str
-    releases: int
-    planned_releases: int
-    head_steps: int
-    planned_head_steps: int
-    B: int
-    C: float
-    sigma_dp: float
-    method: MethodName
-    sigma_h: float
-    head_rule: HeadRuleName
-    q: float
-    z: float
-
-
-class Statement(Struct, frozen=True, kw_only=True):
-    """A claim. `epsilon` is the one for `neighbours`; `epsilon_spent` is an estimate of what was used.
-
-    `tpr_at_fpr` (the best true-positive rate by false-positive rate) and `advantage` describe the risk of the
-    claim under replace-one; they are None where nothing is released or there is no claim. `epsilon_counted`
-    is for `paper` only: the least epsilon (replace-one) of its noise for devices, which know the batches.
-    """
-
-    epsilon: float
-    epsilon_zero_out: float
-    epsilon_replace_one: float
-    epsilon_spent: float
-    epsilon_counted: float | None
-    delta_dp: float
-    accounting: Accounting
-    neighbours: Neighbours
-    protects: Protects
-    adversary: str
-    accountant: str
-    noise_source: NoiseSourceName
-    releases: int
-    head_steps: int
-    tpr_at_fpr: dict[str, float] | None
-    advantage: float | None
-    covered: tuple[str, ...]
-    not_covered: tuple[str, ...]
-    artefacts: tuple[Artefact, ...]
-    runs: tuple[RunLine, ...]
-    guarantee: bool
-    guarantee_why: str
-    warnings: tuple[str, ...]
-
-    def text(self) -> str:
-        """The statement as short labelled lines, without colour or wrapping."""
-        return "\n".join(["Privacy statement", *(f"  {label + ':':<13}{text}" for label, text in lines_of(self))])
-
-    def table(self) -> str:
-        """The artefacts as an aligned table: who holds it, may it leave, why."""
-        return "\n".join(artefact_lines(self.artefacts))
-
-    def values(self) -> dict[str, Any]:
-        """All figures and words, ready for JSON; infinity is the string "inf"."""
-        values: dict[str, Any] = msgspec.to_builtins(self)
-        return {name: "inf" if value == math.inf else value for name, value in values.items()} | {
-            "runs": [{key: "inf" if x == math.inf else x for key, x in run.items()} for run in values["runs"]]
-        }
 
 
 def statement(
@@ -185,7 +170,7 @@ def _accountant(plans: Sequence[PrivacyPlan], accounting: Accounting) -> str:
 def _joint_cost(runs: Sequence[RunSpent]) -> Composition:
     """All runs at their caps and all their parents, each once."""
     costs = {parent.run_id: parent.cost for run in runs for parent in run.plan.parents if run.plan.spends}
-    costs |= {run.run_id: own_cost(run.plan) for run in runs}
+    costs |= {run.run_id: fold(run.plan.claim) for run in runs}
     return compose(*costs.values())
 
 
@@ -213,12 +198,13 @@ def _counted(plans: Sequence[PrivacyPlan]) -> float:
     """What the published noise is at the least for devices, which know the batches, with all other parts."""
     costs = []
     for plan in plans:
+        claim = plan.claim
         if plan.where == "uplink" and plan.spends:
-            costs.append(Composition(releases=math.inf))
+            claim = (Releases(cap=math.inf, distance=0.0),)
         elif plan.accounting == "paper" and plan.spends:
-            costs.append(Composition(releases=(true_mu_of_paper(plan.mu, plan.B, plan.D) / 2) ** 2))
-        else:
-            costs.append(own_cost(plan))
+            mu = true_mu_of_paper(plan.mu, plan.B, plan.D)
+            claim = (Releases(cap=(mu / clip_factor("replace-one")) ** 2, distance=0.0),)
+        costs.append(fold(claim))
     return epsilon_of_parts(compose(*costs), plans[0].delta_dp, "replace-one")
 
 
@@ -244,7 +230,7 @@ def _covered(plans: Sequence[PrivacyPlan]) -> tuple[str, ...]:
 
 
 def _not_covered(plans: Sequence[PrivacyPlan]) -> tuple[str, ...]:
-    if any("weights" in plan.starts for plan in plans):
+    if any(start_facts(start).given for plan in plans for start in plan.starts):
         return (*NOT_COVERED, "given start weights, if they were made from these records")
     return NOT_COVERED
 

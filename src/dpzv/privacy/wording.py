@@ -1,16 +1,31 @@
-"""The words of the privacy statement."""
+"""The privacy statement as words: what is claimed, against whom, what that does not cover, and what may leave."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
-from dpzv.terms import Accounting, MethodName, Neighbours, NoiseSourceName, Protects
+import msgspec
+from msgspec import Struct
 
-if TYPE_CHECKING:
-    from dpzv.privacy.statement import RunLine, Statement
+from dpzv.declarations import head_rule_facts, method_facts, start_facts
+from dpzv.privacy.events import finite
+from dpzv.privacy.plan import PrivacyPlan
+from dpzv.terms import Accounting, HeadRuleName, MethodName, Neighbours, NoiseSourceName, Protects
 
-__all__ = ["ACCOUNTANT", "ADVERSARY", "NOT_COVERED", "SAMPLED_HEAD", "UPLINK", "lines_of"]
+__all__ = [
+    "ACCOUNTANT",
+    "ADVERSARY",
+    "NOT_COVERED",
+    "SAMPLED_HEAD",
+    "UPLINK",
+    "Artefact",
+    "RunLine",
+    "Statement",
+    "artefacts_of",
+    "verdict",
+]
 
 ADVERSARY = (
     "any coalition of devices, all of them included; they know their own features, weights and directions, "
@@ -37,12 +52,6 @@ _PROTECTED: dict[Protects, str] = {
     "records": "one record at a time: its label, and its features held by devices outside the coalition",
     "labels": "one record's label at a time; its features are not protected",
 }
-_RELEASES: dict[MethodName, str] = {
-    "dpzv": "scalars Delta over B={B} records each",
-    "zoo-vfl": "answers (a mean difference, or two mean losses) over B={B} records each",
-    "vfl-czofo": "answers (mean differences in a few directions) over B={B} records each",
-    "vafl": "answers (one gradient vector for each of B={B} records)",
-}
 _NEIGHBOURS: dict[Neighbours, str] = {
     "replace-one": "replace-one: what is protected of one record becomes anything else",
     "zero-out": "zero-out: one record's contribution becomes nothing",
@@ -54,7 +63,155 @@ _NOISE: dict[NoiseSourceName, str] = {
 }
 
 
-def lines_of(told: Statement) -> list[tuple[str, str]]:
+class Artefact(Struct, frozen=True, kw_only=True):
+    """One thing a run makes. `may_leave` is whether the claim covers handing it to anybody."""
+
+    name: str
+    holder: str
+    may_leave: bool
+    why: str
+
+
+class RunLine(Struct, frozen=True, kw_only=True):
+    """What one run releases, in figures."""
+
+    run_id: str
+    releases: int
+    planned_releases: int
+    head_steps: int
+    planned_head_steps: int
+    B: int
+    C: float
+    sigma_dp: float
+    method: MethodName
+    sigma_h: float
+    head_rule: HeadRuleName
+    q: float
+    z: float
+
+
+class Statement(Struct, frozen=True, kw_only=True):
+    """A claim. `epsilon` is the one for `neighbours`; `epsilon_spent` is an estimate of what was used.
+
+    `tpr_at_fpr` (the best true-positive rate by false-positive rate) and `advantage` describe the risk of the
+    claim under replace-one; they are None where nothing is released or there is no claim. `epsilon_counted`
+    is for `paper` only: the least epsilon (replace-one) of its noise for devices, which know the batches.
+    """
+
+    epsilon: float
+    epsilon_zero_out: float
+    epsilon_replace_one: float
+    epsilon_spent: float
+    epsilon_counted: float | None
+    delta_dp: float
+    accounting: Accounting
+    neighbours: Neighbours
+    protects: Protects
+    adversary: str
+    accountant: str
+    noise_source: NoiseSourceName
+    releases: int
+    head_steps: int
+    tpr_at_fpr: dict[str, float] | None
+    advantage: float | None
+    covered: tuple[str, ...]
+    not_covered: tuple[str, ...]
+    artefacts: tuple[Artefact, ...]
+    runs: tuple[RunLine, ...]
+    guarantee: bool
+    guarantee_why: str
+    warnings: tuple[str, ...]
+
+    def text(self) -> str:
+        """The statement as short labelled lines, without colour or wrapping."""
+        return "\n".join(["Privacy statement", *(f"  {label + ':':<13}{text}" for label, text in _lines(self))])
+
+    def table(self) -> str:
+        """The artefacts as an aligned table: who holds it, may it leave, why."""
+        rows = [("artefact", "holder", "may leave", "why")]
+        rows += [(a.name, a.holder, "yes" if a.may_leave else "no", a.why) for a in self.artefacts]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        return "\n".join(
+            "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
+        )
+
+    def values(self) -> dict[str, Any]:
+        """All figures and words, ready for JSON; infinity is the string "inf"."""
+        values: dict[str, Any] = finite(msgspec.to_builtins(self))
+        return values
+
+
+def artefacts_of(plans: Sequence[PrivacyPlan], *, guarantee: bool) -> tuple[Artefact, ...]:
+    """The table of artefacts of runs under `plans`; without a guarantee nothing may leave."""
+    private_head = all(head_rule_facts(plan.head_rule).covered for plan in plans)
+    # without releases a private start is not charged, since it stays at its device
+    looked = any(
+        start.reads or start.given or (start.private and not plan.spends)
+        for plan in plans
+        for start in map(start_facts, plan.starts)
+    )
+    backpropagated = any(method_facts(plan.method).backpropagates and plan.spends for plan in plans)
+    rows = (
+        ("Deltas", "server, devices", True, "released through the ledger; the claim is about them"),
+        (
+            "w_m",
+            "device m",
+            not looked and not backpropagated,
+            "backpropagation put its raw features into it"
+            if backpropagated
+            else "its start saw features without noise that is accounted for (or was given)"
+            if looked
+            else "follows from its start and the Deltas, which the claim covers",
+        ),
+        (
+            "w_0",
+            "server",
+            private_head,
+            "moves by private quantities only; the claim counts them as released"
+            if private_head
+            else "moves by un-noised labels",
+        ),
+        ("final head (refit)", "server", False, "fitted to all labels without noise after the last Delta"),
+        ("predictions", "server", False, "what they reveal of records and labels is not covered"),
+        ("logs and metrics", "server", False, "computed from labels without noise"),
+        ("ledger", "server", False, "holds hashes of the devices' uploads beside the Deltas"),
+        ("checkpoint", "server", False, "holds the table of embeddings"),
+    )
+    return tuple(
+        Artefact(
+            name=name,
+            holder=holder,
+            may_leave=may and guarantee,
+            why=why if guarantee or not may else "this run makes no guarantee",
+        )
+        for name, holder, may, why in rows
+    )
+
+
+def verdict(plan: PrivacyPlan, noise_source: NoiseSourceName) -> tuple[bool, str]:
+    """Whether the plan's epsilon is a guarantee with this noise, and why (or why not), in words."""
+    if math.isinf(plan.epsilon):
+        return False, "no privacy was asked for (epsilon is infinite)"
+    if plan.where == "uplink" and plan.spends:
+        return False, (
+            "noise on the uplink hides embeddings on their way to the server, which is trusted; what comes back "
+            "carries labels without noise, so nothing is protected against curious devices"
+        )
+    if plan.accounting == "paper":
+        return False, (
+            "this reproduces the published rule and is not a guarantee against curious devices, which know the batches"
+        )
+    if noise_source == "seeded":
+        nothing = "" if plan.spends else "; nothing is released, so epsilon is 0 with any noise"
+        return False, f"simulated noise: what this plan would guarantee with secret noise{nothing}"
+    if not plan.spends:
+        return True, "nothing is released"
+    if any(parent.noise_source == "seeded" for parent in plan.parents):
+        return False, "an earlier run that this one adds up with had simulated noise"
+    return True, "exact account, covered head rule and starts, secret noise, ledger before every release"
+
+
+def _lines(told: Statement) -> list[tuple[str, str]]:
     """The statement as (label, text) lines."""
     claim = [
         ("Neighbours", _NEIGHBOURS[told.neighbours]),
@@ -107,7 +264,7 @@ def _counted_lines(told: Statement) -> list[tuple[str, str]]:
         f"for devices, which know the batches, this noise gives epsilon {told.epsilon_counted:.6g} "
         "(replace-one) at the least"
     )
-    loud = sorted({run.head_rule for run in told.runs} & {"sgd", "zo"})
+    loud = sorted({run.head_rule for run in told.runs if not head_rule_facts(run.head_rule).covered})
     if loud:
         text += f"; head rule {loud[0]} moves w_0 by un-noised labels, so no useful bound holds at all"
     return [("In truth", text)]
@@ -117,7 +274,7 @@ def _released_line(told: Statement, run: RunLine) -> str:
     parts = []
     if run.planned_releases:
         parts.append(
-            f"{run.releases:,} of at most {run.planned_releases:,} {_RELEASES[run.method].format(B=run.B)}"
+            f"{run.releases:,} of at most {run.planned_releases:,} {method_facts(run.method).releases.format(B=run.B)}"
             + (f", clip C={run.C:g}, noise sigma_dp={run.sigma_dp:.6g}" if run.sigma_dp else "")
             + (f", without noise; on the uplink noise sigma_h={run.sigma_h:.6g} an entry" if run.sigma_h else "")
         )

@@ -112,7 +112,7 @@ class Server:
         self.table.keep(m, asked.ids, asked.rows, self.times[m - 1])
         if release.t % (len(self.positions) + 1) == 0:
             self._measure_delay(asked.ids)
-        self.method.update(release.t, release.Delta, asked.rows, asked.y, head_steps)
+        self.method.head_rule.move(release.t, float(release.Delta[0]), asked.rows, asked.y, head_steps)
         self.t = release.t
         self.positions[m - 1] += 1
         self.times[m - 1] = release.t
@@ -120,7 +120,7 @@ class Server:
 
     def train_head(self, steps: int) -> None:
         """Take private head steps outside a round: in a run without rounds, on the first fill of the table."""
-        self.method.update(0, np.zeros(1), self.table.h[:0], self.y_train[:0], steps)
+        self.method.head_rule.move(0, 0.0, self.table.h[:0], self.y_train[:0], steps)
 
     def evaluation_rows(self, messages: list[Evaluation], D_test: int) -> torch.Tensor:
         """Uploaded test embeddings of all devices as rows [D_test, k_1+...+k_M] for a head."""
@@ -165,9 +165,9 @@ class Server:
             )
         shape = (self._schedules[message.m - 1].B, self.table.widths[message.m - 1])
         shapes = [h.shape for h in message.h]
-        if shapes != [shape] * self.method.uploads:
+        if shapes != [shape] * self.method.facts.arrays:
             raise PeerError(
-                f"device {message.m} must send {self.method.uploads} embeddings of {shape[0]} records of width "
+                f"device {message.m} must send {self.method.facts.arrays} embeddings of {shape[0]} records of width "
                 f"{shape[1]}, got shapes {shapes}; the peer is closed."
             )
 

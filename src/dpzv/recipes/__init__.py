@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
+from dpzv.declarations import METHODS
 from dpzv.errors import ConfigError
-from dpzv.terms import MethodName
 from dpzv.validate import nearest
 
 __all__ = ["names", "read", "settings", "title", "toml_file", "tree"]
@@ -60,7 +60,7 @@ def settings(name: str, accounting: str, file: Path | None = None) -> dict[str, 
         values: dict[str, Any] = msgspec.toml.decode(shipped.read_bytes())
     else:
         values = toml_file(file)
-    methods = ("all", *get_args(MethodName))
+    methods = ("all", *METHODS)
     for section, inner in values.items():
         if section not in methods:
             raise ConfigError(f"the settings have a section '{section}'; {nearest(section, methods)}")

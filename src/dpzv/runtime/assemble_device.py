@@ -8,9 +8,9 @@ import torch
 
 from dpzv.config import Config, per_device
 from dpzv.data.schedule import BatchSchedule
+from dpzv.declarations import method_facts
 from dpzv.errors import ConfigError
-from dpzv.methods.make import make_device_rule
-from dpzv.methods.rival import Uplink
+from dpzv.methods.rules import Uplink, make_device_rule
 from dpzv.methods.steps import Steps
 from dpzv.models.rowwise import require_rowwise
 from dpzv.privacy.noise import NoiseSource
@@ -55,10 +55,10 @@ def make_device(
     return Device(m, rule, x_train, x_test.to(accelerator), schedule), width
 
 
-def codec_of(config: Config, m: int, plan: PrivacyPlan) -> Codec:
-    """How device m's messages become bytes."""
-    lam = per_device("train.lam", config.train.lam, plan.M)[m - 1]
-    return Codec(config.codec.name, lam, per_record=plan.per_record)
+def codec_of(config: Config, m: int, M: int) -> Codec:
+    """How the messages of device m, one of M, become bytes."""
+    lam = per_device("train.lam", config.train.lam, M)[m - 1]
+    return Codec(config.codec.name, lam, per_record=method_facts(config.train.method).per_record)
 
 
 def accelerator_of(config: Config) -> str:

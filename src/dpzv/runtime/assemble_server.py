@@ -11,23 +11,21 @@ from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
 from dpzv.data.schedule import BatchSchedule
-from dpzv.methods.dpsgd import DPSGD, Coins
-from dpzv.methods.heads import HeadRule, make_head_rule
-from dpzv.methods.make import make_server_rule
+from dpzv.declarations import head_rule_facts
+from dpzv.methods.heads import HeadParts, make_head_rule
+from dpzv.methods.rules import make_server_rule
 from dpzv.methods.steps import Steps
 from dpzv.models.head import Head
-from dpzv.models.losses import Loss, per_record_loss
+from dpzv.models.losses import per_record_loss
+from dpzv.privacy.head_steps import HeadNoise
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.protocol.server import Server
 from dpzv.protocol.table import Table
 from dpzv.rng import torch_generator
-from dpzv.terms import HeadRuleName, Task
+from dpzv.terms import Task
 
 __all__ = ["ServerRecords", "labels_of", "make_head", "make_server", "schedules_of"]
-
-ETA_0: dict[HeadRuleName, float] = {"dp-sgd": 1.0, "sgd": 0.1, "joint-zo": 1e-3, "zo": 1e-3, "frozen": 0.0}
-"""Steps of w_0 where `head.eta_0` is unset: gradient rules bear far larger ones than zeroth-order rules."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,14 +52,25 @@ def make_server(
     noise: NoiseSource,
 ) -> Server:
     """The server, with an empty table of `widths` numbers a device."""
-    lams = per_device("train.lam", config.train.lam, plan.M)
+    chosen, facts = config.head, head_rule_facts(config.head.rule)
+    lams, T = per_device("train.lam", config.train.lam, plan.M), max(plan.T, 1)
     y_train = labels_of(records.y_train, records.task, config.runtime.accelerator)
     table = Table(plan.D, widths, accelerator=config.runtime.accelerator, path=config.table.path)
-    loss, head = per_record_loss(records.task), make_head(config, sum(widths), records.outputs, "w_0")
-    head_rule = _head_rule(config, plan, noise, head, loss, (table.h, y_train))
+    eta_0 = facts.eta_0 if chosen.eta_0 is None else chosen.eta_0
+    parts = HeadParts(
+        head=make_head(config, sum(widths), records.outputs, "w_0"),
+        loss=per_record_loss(records.task),
+        steps=Steps(eta_0, chosen.momentum, config.train.schedule, T),
+        seed=config.train.seed,
+        lam=lams[0],
+        table=table.h,
+        y=y_train,
+        noise=HeadNoise(noise, D=plan.D, batch=plan.head_batch, z=plan.z, C_0=chosen.C_0) if facts.sampled else None,
+    )
+    head_rule = make_head_rule(chosen.rule, parts)
     C = math.inf if config.noise.where == "uplink" else config.privacy.C  # as published, answers are not clipped
-    rule = make_server_rule(config.train.method, head, head_rule, loss, C, q=config.train.q, seed=config.train.seed)
-    return Server(rule, table, y_train, schedules, lams)
+    method = make_server_rule(config.train.method, head_rule, parts.loss, C, q=config.train.q, seed=config.train.seed)
+    return Server(method, table, y_train, schedules, lams)
 
 
 def schedules_of(config: Config, plan: PrivacyPlan) -> tuple[BatchSchedule, ...]:
@@ -79,22 +88,3 @@ def labels_of(y: object, task: Task, accelerator: str) -> torch.Tensor:
     """Labels as the loss takes them, on the accelerator."""
     kind = torch.int64 if task == "classes" else torch.float32
     return torch.as_tensor(y).to(accelerator, kind)
-
-
-def _head_rule(
-    config: Config,
-    plan: PrivacyPlan,
-    noise: NoiseSource,
-    head: Head,
-    loss: Loss,
-    labelled: tuple[torch.Tensor, torch.Tensor],
-) -> HeadRule:
-    """How w_0 moves in this run; `labelled` are the rows of the table and their labels."""
-    chosen = config.head
-    eta_0 = ETA_0[chosen.rule] if chosen.eta_0 is None else chosen.eta_0
-    steps = Steps(eta_0, chosen.momentum, config.train.schedule, max(plan.T, 1))
-    if chosen.rule == "dp-sgd":
-        coins: Coins = lambda t, j: noise.generator("head", t, j)  # noqa: E731
-        return DPSGD(head, loss, *labelled, coins, batch=plan.head_batch, z=plan.z, C_0=chosen.C_0, steps=steps)
-    lam = per_device("train.lam", config.train.lam, plan.M)[0]
-    return make_head_rule(chosen.rule, head, loss, lam=lam, steps=steps, seed=config.train.seed)

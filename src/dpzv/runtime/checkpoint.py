@@ -51,6 +51,8 @@ class Simulated:
 def _tensors(server: Server, beside: Simulated | None) -> dict[str, torch.Tensor]:
     """Everything that is kept, by name. The names are the file's format; each tensor is the one in use, not a copy."""
     tensors = {"table": server.table.h, "times": torch.from_numpy(server.table.times)}
+    noise = server.method.head_rule.noise_state
+    tensors |= {f"server/noise-{i}": torch.from_numpy(array) for i, array in enumerate(noise)}
     for name, module, velocity in [
         ("server", server.method.head, server.method.head_rule.velocity),
         *((f"device-{d.m}", d.method.network, d.method.velocity) for d in (beside.devices if beside else ())),

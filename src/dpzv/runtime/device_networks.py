@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dpzv.config import Config, per_device
 from dpzv.data.dataset import Dataset
 from dpzv.data.encoder import encoder_folder
+from dpzv.declarations import start_facts
 from dpzv.errors import ConfigError, DataError
 from dpzv.models.dense import linear, mlp
 from dpzv.models.gabor import GaborCNN
@@ -49,7 +50,7 @@ def make_network(config: Config, m: int, x: NDArray[Any], plan: PrivacyPlan, noi
     devices, M, i = config.devices, plan.M, m - 1
     models: tuple[ModelName, ...] = per_device("devices.model", devices.model, M)
     starts: tuple[StartName, ...] = per_device("devices.start", devices.start, M)
-    model, start = models[i], starts[i]
+    model, start, facts = models[i], starts[i], start_facts(starts[i])
     width = per_device("devices.embedding", devices.embedding, M)[i]
     generator = torch_generator(config.train.seed, "start", m)
     if model == "bert":
@@ -57,14 +58,14 @@ def make_network(config: Config, m: int, x: NDArray[Any], plan: PrivacyPlan, noi
     else:
         hidden = per_device("devices.hidden", devices.hidden, M)[i]
         network = _network(model, start, x.shape[1], hidden, width, generator)
-    if start in ("pca", "dp-pca"):
+    if facts.reads or facts.private:
         if not isinstance(network, torch.nn.Linear):
             raise ConfigError(f"start '{start}' needs devices.model = 'linear', got '{model}' at device {m}.")
-        if start == "pca":
+        if facts.reads:
             set_linear(network, pca_start(x, width, floor=FLOOR))
         else:
             set_linear(network, _dp_pca(i, x, width, per_device("devices.R", devices.R, M)[i], plan, noise))
-    elif start == "weights":
+    elif facts.given:
         _load(network, per_device("devices.weights", devices.weights, M)[i], m)
     train_last(network, per_device("devices.last_layers", devices.last_layers, M)[i])
     return network

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.events import ReleaseEvent
+from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan, epsilon_spent
@@ -26,17 +27,25 @@ class Gate:
     def __init__(self, ledger: Ledger, noise: NoiseSource) -> None:
         self.plan: PrivacyPlan = ledger.plan
         self.ledger, self._noise = ledger, noise
-        self._last: ReleaseEvent | None = None  # asked for several times a round
-        self._charged = 0  # head steps paid for but not yet taken; lost in a crash, and then paid again
-        self._kept = ledger.head_steps  # those paid for when the head was last in a checkpoint
+        self._per_record = self.plan.per_record
+        # head steps paid for: so far, and when the head was last in a checkpoint
+        self._paid = self._kept = ledger.head_steps
+        self._ahead = 0  # steps paid for but not yet taken; lost in a crash, and then paid again
 
     def contributes(self, t: int, message: Embeddings) -> NDArray[np.bool_] | None:
         """Which records [B] of the batch may still contribute to round `t`; `None` if all of them may."""
-        event = self._event(t, message.m, message.position, len(message.h[0]))
-        if self.ledger.all_within_cap(event):
-            return None
-        past = self.ledger.past_cap(event)
-        return ~past if past.any() else None
+        plan, B = self.plan, len(message.h[0])
+        return self.ledger.contributes(
+            ReleaseEvent(
+                t=t,
+                m=message.m,
+                position=message.position,
+                B=B,
+                C=plan.C,
+                sigma_dp=plan.sigma_dp,
+                per_record=self._per_record,
+            )
+        )
 
     def release(self, pending: Pending, frame_xxh3: bytes) -> Release:
         """Admit, noise and store round `t`; what was stored before a crash is returned as it was."""
@@ -45,65 +54,75 @@ class Gate:
         return release
 
     def submit(self, pending: Pending, frame_xxh3: bytes) -> Release:
-        """As `release`, but the value may be sent only once `ledger.wait(t)` has returned."""
-        event = self._event(pending.t, pending.m, pending.position, pending.B)
-        if pending.divisor != (1 if event.per_record else pending.B):
+        """As `release`, but the value may be sent only once `ledger.wait(t)` has returned.
+
+        The ledger refuses a batch of another size than the schedule's, and the gate a divisor other than the plan's.
+        """
+        plan, ledger = self.plan, self.ledger
+        t, m, position, B = pending.t, pending.m, pending.position, pending.B
+        if pending.divisor != (1 if self._per_record else B):
             raise PrivacyRefused(
-                f"the plan is for means over {pending.B} records, or for numbers of one; got numbers divided by "
+                f"the plan is for means over {B} records, or for numbers of one; got numbers divided by "
                 f"{pending.divisor}; release what was planned."
             )
-        Delta = self.ledger.stored(event.t, frame_xxh3)
+        Delta = ledger.stored(t, frame_xxh3) if t <= ledger.last_t else None
         if Delta is None:
-            self.ledger.admit(event)
-            Delta = self._noise.release(
-                pending.totals,
-                grid=pending.grid,
-                divisor=pending.divisor,
-                sigma_dp=self.plan.sigma_dp,
-                t=pending.t,
-                m=pending.m,
+            event = ReleaseEvent(
+                t=t,
+                m=m,
+                position=position,
+                B=B,
+                C=plan.C,
+                sigma_dp=plan.sigma_dp,
+                per_record=self._per_record,
             )
-            self.ledger.submit(event, Delta, frame_xxh3)
-        return Release(pending.t, pending.m, pending.position, Delta)
+            ledger.admit(event)
+            Delta = self._noise.release(
+                pending.totals, grid=pending.grid, divisor=pending.divisor, sigma_dp=plan.sigma_dp, t=t, m=m
+            )
+            ledger.submit(event, Delta, frame_xxh3)
+        return Release(t, m, position, Delta)
 
     def head_steps(self, t: int) -> int:
-        """How many steps of a dp-sgd head may follow round `t`, paid for before this returns.
+        """How many steps of a private head may follow round `t`, paid for before this returns.
 
         The plan's steps are spread evenly over the rounds; without rounds all of them follow round 0. With
         secret noise a step taken again after a crash is paid for again, so the run may end with fewer.
         """
-        plan, ledger = self.plan, self.ledger
-        if not plan.head_steps:
+        planned, T = self.plan.head_steps, self.plan.T
+        if not planned:
             return 0
-        before, after = self._steps_due(t - 1), self._steps_due(t)
+        # the steps planned up to the round before this one, and up to this one
+        before, after = (planned * max(t - 1, 0) // T, planned * t // T) if T else (planned * (t > 0), planned)
         due = after - before
         if self._noise.name == "seeded":  # a repeated step repeats its noise: it is the same step
-            if after > ledger.head_steps:
-                ledger.charge_head_steps(after - ledger.head_steps)
+            if after > self._paid:
+                self._pay(after - self._paid)
             return due
-        if due > self._charged and ledger.head_steps_left:
-            block = max(due - self._charged, min(BLOCK, plan.head_steps // SHARE))
-            block = min(block, ledger.head_steps_left)
-            ledger.charge_head_steps(block)
-            self._charged += block
-        taken = min(due, self._charged)
-        self._charged -= taken
+        left = planned - self._paid
+        if due > self._ahead and left:
+            block = min(max(due - self._ahead, min(BLOCK, planned // SHARE)), left)
+            self._pay(block)
+            self._ahead += block
+        taken = min(due, self._ahead)
+        self._ahead -= taken
         return taken
+
+    def _pay(self, steps: int) -> None:
+        """Charge the next `steps` steps of the head."""
+        self.ledger.charge(HeadSteps(q=self.plan.q, z=self.plan.z, steps=steps))
+        self._paid += steps
 
     @property
     def at_stake(self) -> float:
         """The share of all head steps, as paid for, that a crash now would forfeit; none where noise is repeated."""
         if not self.plan.head_steps or self._noise.name == "seeded":
             return 0.0
-        return (self.ledger.head_steps - self._kept) / self.plan.head_steps
+        return (self._paid - self._kept) / self.plan.head_steps
 
     def kept(self) -> None:
         """The head as it is now is in a checkpoint."""
-        self._kept = self.ledger.head_steps
-
-    def _steps_due(self, t: int) -> int:
-        """Head steps planned up to round `t`, that one included."""
-        return self.plan.head_steps * max(t, 0) // self.plan.T if self.plan.T else self.plan.head_steps * (t >= 0)
+        self._kept = self._paid
 
     @property
     def epsilon_spent(self) -> float:
@@ -114,10 +133,3 @@ class Gate:
             unit_mu_squared=self.ledger.unit_mu_squared,
             head_steps=self.ledger.head_steps,
         )
-
-    def _event(self, t: int, m: int, position: int, B: int) -> ReleaseEvent:
-        """What the round would release, with the batch as it came: the ledger refuses another size than planned."""
-        last = self._last
-        if last is None or (last.t, last.m, last.position, last.B) != (t, m, position, B):
-            last = self._last = self.plan.event(t=t, m=m, position=position, B=B)
-        return last

@@ -17,7 +17,7 @@ import torch
 
 from dpzv import __version__
 from dpzv.config import Config
-from dpzv.methods.refit import refit
+from dpzv.methods.heads import Refit, refit
 from dpzv.privacy.statement import statement
 from dpzv.protocol.server import Server
 from dpzv.runtime.assemble_server import ServerRecords, labels_of, make_head
@@ -151,16 +151,10 @@ class Journal:
         """A second head, fitted to the final table without noise; it stays at the server."""
         server, chosen = self._server, self._config.head
         head = make_head(self._config, server.table.h.shape[1], self._records.outputs, "final")
-        refit(
-            head,
-            server.table.h,
-            server.y_train,
-            server.method.loss,
-            epochs=chosen.refit_epochs,
-            batch=chosen.refit_batch,
-            eta=chosen.refit_eta,
-            seed=self._config.train.seed,
+        how = Refit(
+            epochs=chosen.refit_epochs, batch=chosen.refit_batch, eta=chosen.refit_eta, seed=self._config.train.seed
         )
+        refit(head, server.table.h, server.y_train, server.method.loss, how)
         return head
 
     @torch.no_grad()

@@ -9,9 +9,8 @@ from msgspec import Struct
 
 from dpzv.config import Config, per_device
 from dpzv.errors import ConfigError
-from dpzv.privacy.coverage import PlanRequest
 from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
-from dpzv.privacy.plan import PrivacyPlan
+from dpzv.privacy.plan import PlanRequest, PrivacyPlan
 from dpzv.privacy.planning import make_plan, participation_cap
 from dpzv.privacy.spent import parents_of
 from dpzv.rng import seed_of

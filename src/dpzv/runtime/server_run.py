@@ -20,7 +20,7 @@ from dpzv.config import Config
 from dpzv.errors import PeerError, PrivacyRefused
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.noise import NoiseSource
-from dpzv.privacy.plan import PrivacyPlan, start_event
+from dpzv.privacy.plan import PrivacyPlan, private_starts, start_event
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending, Release
 from dpzv.runtime import checkpoint
 from dpzv.runtime.assemble_device import accelerator_of, codec_of
@@ -77,11 +77,10 @@ class ServerRun:
             stack.enter_context(folder)
             self.plan = self.ledger.plan
             _refuse_other_noise(self.plan, plan)
-            for i, name in enumerate(self.plan.starts):
-                if name == "dp-pca":
-                    self.ledger.write_start(start_event(self.plan, i))
+            for i in private_starts(self.plan):
+                self.ledger.charge(start_event(self.plan, i))
             self.server = make_server(config, records, widths, self.schedules, self.plan, noise)
-            self.codecs = tuple(codec_of(config, m, self.plan) for m in range(1, self.plan.M + 1))
+            self.codecs = tuple(codec_of(config, m, self.plan.M) for m in range(1, self.plan.M + 1))
             self.gate = Gate(self.ledger, noise)
             self.journal = Journal(config, records, self.server, self.gate, folder)
             self._saved = time.monotonic()

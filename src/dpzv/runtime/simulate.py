@@ -135,7 +135,7 @@ class Simulation:
     def _started_clock(self) -> VirtualClock:
         """The clock at its start; it knows the bytes up and down of one batch of each device, without framing."""
         run, config, widths = self.server_run, self._config, self._widths
-        B, method = config.train.B, run.server.method
-        up = [codec.embeddings_bytes(B, width, method.uploads) for codec, width in zip(run.codecs, widths, strict=True)]
-        down = [codec.answer_bytes(method.numbers(B, width)) for codec, width in zip(run.codecs, widths, strict=True)]
-        return VirtualClock(speeds_of(config, len(widths)), tuple(up), tuple(down), config.train.seed)
+        B, method, both = config.train.B, run.server.method, list(zip(run.codecs, widths, strict=True))
+        up = tuple(codec.embeddings_bytes(B, width, method.facts.arrays) for codec, width in both)
+        down = tuple(codec.answer_bytes(method.numbers(B, width)) for codec, width in both)
+        return VirtualClock(speeds_of(config, len(widths)), up, down, config.train.seed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,43 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpzv.errors import ConfigError
-from dpzv.terms import Neighbours
-from dpzv.validate import positive
+from dpzv.sensitivity import grid_of
 
-__all__ = ["GRID_BITS", "Clip", "ClippedSum", "clipped_rows", "clipped_sum"]
-
-GRID_BITS = 40
-"""The grid of the exact sum has 2^40 steps from 0 to `C`."""
+__all__ = ["ClippedSum", "clipped_rows", "clipped_sum"]
 
 MOST_RECORDS = 1 << 20
 """2^20 records of at most 2^40 steps each stay within a 64-bit integer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Clip:
-    """Clips `delta_zo` to [-C, C]; a non-finite value becomes 0. `C` may be infinite (no privacy).
-
-    Formal guarantee: the term of a record depends on that record's `delta_zo` alone and has absolute value at
-    most `C`, so the sum over a batch moves by at most `sensitivity(neighbours)` between neighbours.
-    """
-
-    C: float
-
-    def __post_init__(self) -> None:
-        positive("C", self.C)
-
-    def __call__(self, delta_zo: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Clipped terms, float64 [B]."""
-        finite = np.isfinite(delta_zo)
-        terms = np.maximum(delta_zo, -self.C)
-        np.minimum(terms, self.C, out=terms)
-        if not finite.all():
-            terms[~finite] = 0.0
-        return terms
-
-    def sensitivity(self, neighbours: Neighbours) -> float:
-        """The most the *sum* of clipped terms moves: `2*C` for replace-one, `C` for zero-out."""
-        return 2 * self.C if neighbours == "replace-one" else self.C
 
 
 class ClippedSum(Struct, frozen=True):
@@ -62,21 +30,28 @@ class ClippedSum(Struct, frozen=True):
 
 
 def clipped_sum(delta_zo: NDArray[np.float64], C: float, contributes: NDArray[np.bool_] | None = None) -> ClippedSum:
-    """The exact sum of a batch's clipped `delta_zo` [B]; records where `contributes` [B] is false add 0.
+    """The exact sum of a batch's `delta_zo` [B], each clipped to [-C, C]; 0 for records where `contributes` is false.
 
-    Each term is rounded to `n_i = round(clip / g)` with `g = C / 2^40`, and the integers are summed.
-    Formal guarantee: between neighbours `total` moves by at most `sensitivity / g`, with no rounding error;
-    the order of the records does not matter.
+    A value that is not finite becomes 0. `C` may be infinite (no privacy). Each term is rounded to `n_i = round(clip /
+    g)` with `g = C / 2^40`, and the integers are summed. Formal guarantee: the term of a record depends on that
+    record's `delta_zo` alone and has absolute value at most `C / g`, so between neighbours `total` moves by at most
+    ``clip_factor(neighbours) * C / g``, with no rounding error; the order of the records does not matter.
     """
+    if not C > 0:
+        raise ConfigError(f"C must be above 0, got {C}; set C to a positive number.")
     B = len(delta_zo)
     if B > MOST_RECORDS:
         raise ConfigError(f"a batch must have at most {MOST_RECORDS} records, got {B}; lower train.B.")
-    terms = Clip(C)(delta_zo)
+    terms = np.maximum(delta_zo, -C)
+    np.minimum(terms, C, out=terms)
+    finite = np.isfinite(delta_zo)
+    if not finite.all():
+        terms[~finite] = 0.0
     if contributes is not None:
         terms[~contributes] = 0.0
     if math.isinf(C):
         return ClippedSum(float(terms.sum()), 1.0)
-    grid = math.ldexp(C, -GRID_BITS)
+    grid = grid_of(C)
     # |terms| <= C makes the quotient at most 2^40, where float64 still has steps far below 1
     terms /= grid
     return ClippedSum(int(np.add.reduce(np.rint(terms, out=terms).astype(np.int64))), grid)
@@ -90,7 +65,7 @@ def clipped_rows(
     A vector with a non-finite entry, or of a record where `contributes` is false, is zeros. Without a clip the numbers
     come back as float64 with a grid of 1.
     Formal guarantee: the integers of a record depend on its vector alone and have norm at most `C` / grid, so between
-    neighbours they move by at most `2*C` / grid (replace-one), and every other record's not at all.
+    neighbours they move by at most ``clip_factor(neighbours) * C`` / grid, and every other record's not at all.
     """
     if len(rows) > MOST_RECORDS:
         raise ConfigError(f"a batch must have at most {MOST_RECORDS} records, got {len(rows)}; lower train.B.")
@@ -99,7 +74,7 @@ def clipped_rows(
     terms = torch.where(keep[:, None], rows.double(), 0.0)
     if math.isinf(C):
         return terms.reshape(-1).cpu().numpy(), 1.0
-    grid = math.ldexp(C, -GRID_BITS)
+    grid = grid_of(C)
     # rounding moves an entry by half a step and the norm by sqrt(k)/2 steps; the other half covers float64
     inside = C - math.sqrt(rows.shape[1]) * grid
     largest = terms.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)

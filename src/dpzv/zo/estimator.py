@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpzv.validate import positive
+from dpzv.errors import ConfigError
 
 __all__ = ["delta_zo"]
 
@@ -18,7 +18,8 @@ def delta_zo(f_plus: Tensor, f_minus: Tensor, lam: float) -> NDArray[np.float64]
     only error of note is the losses' own rounding, about 1e-7 of a loss over `2*lam`.
     `E[delta_zo * u]` is the gradient up to O(lam^2).
     """
-    positive("lam", lam)
+    if not lam > 0:
+        raise ConfigError(f"lam must be above 0, got {lam}; set lam to a positive number.")
     with np.errstate(invalid="ignore"):  # the difference of two infinities is no number
         terms: NDArray[np.float64] = np.subtract(f_plus.numpy(force=True), f_minus.numpy(force=True), dtype=np.float64)
     terms /= 2 * lam

@@ -11,6 +11,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -20,21 +21,27 @@ import msgspec
 
 from dpzv.errors import DiskError, PrivacyRefused
 
-__all__ = ["SCHEMA", "Owned", "create", "plain_errors", "reopen", "snapshot"]
+__all__ = ["SCHEMA", "Owned", "ReleaseRow", "create", "insert_releases", "plain_errors", "reopen", "snapshot"]
 
 T = TypeVar("T")
 
-SCHEMA = 4
+ReleaseRow = tuple[int, int, int, int, float, bytes, bytes]
+"""t, m, position, B, sigma_dp, Delta, frame_xxh3."""
 
-# Delta is the little-endian float64 numbers of the release: a replayed round must be bit-equal.
+_ROW = "(?, ?, ?, ?, ?, ?, ?)"
+_AT_ONCE = 32
+
+SCHEMA = 5
+
+# Delta is the little-endian float64 numbers of the release: a replayed round must be bit-equal. An event is JSON with
+# its kind (`privacy/events.py`). The order of the columns of `releases` is a format: rows are inserted by place.
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE releases (
     t INTEGER PRIMARY KEY, m INTEGER NOT NULL, position INTEGER NOT NULL, B INTEGER NOT NULL,
     sigma_dp REAL NOT NULL, Delta BLOB NOT NULL, frame_xxh3 BLOB NOT NULL
 );
-CREATE TABLE starts (m INTEGER PRIMARY KEY, noise_multiplier REAL NOT NULL);
-CREATE TABLE head_blocks (block INTEGER PRIMARY KEY, steps INTEGER NOT NULL, counter INTEGER NOT NULL);
+CREATE TABLE events (number INTEGER PRIMARY KEY, event TEXT NOT NULL, counter INTEGER NOT NULL);
 """
 
 _DISK = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR}
@@ -131,6 +138,22 @@ def reopen(path: Path, *, durable: bool) -> Owned:
             )
         owned.connection.executemany("UPDATE meta SET value = ? WHERE key = ?", [(v, k) for k, v in home.items()])
         return owned
+
+
+def insert_releases(connection: sqlite3.Connection, rows: list[ReleaseRow]) -> None:
+    """Commit rows of the table `releases`, all of them or none."""
+    if len(rows) <= _AT_ONCE:  # one statement is a transaction of its own
+        places = ", ".join([_ROW] * len(rows))
+        connection.execute(f"INSERT INTO releases VALUES {places}", list(chain.from_iterable(rows)))
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.executemany(f"INSERT INTO releases VALUES {_ROW}", rows)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 def snapshot(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:

@@ -1,0 +1,172 @@
+"""What every method, head rule and start is: one table, which all other code asks instead of comparing names.
+
+A new method is its file in `methods/` and one entry here. No field has a default value, so an entry cannot be silent
+about a fact, and a name without an entry is refused wherever it comes up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from msgspec import Struct
+
+from dpzv.terms import HeadRuleName, MethodName, StartName, Where
+from dpzv.validate import one_of
+
+__all__ = [
+    "HEAD_RULES",
+    "METHODS",
+    "STARTS",
+    "HeadRuleFacts",
+    "MethodFacts",
+    "StartFacts",
+    "head_rule_facts",
+    "listed",
+    "method_facts",
+    "start_facts",
+]
+
+
+class MethodFacts(Struct, frozen=True, kw_only=True):
+    """Whose algorithm the rounds follow.
+
+    module: its file in `methods/`; ``some_method.py`` holds the classes ``SomeMethodDevice`` and ``SomeMethodServer``.
+    arrays: embeddings that a device sends for a batch.
+    numbers: how many numbers come back, by (B, width of an embedding, `train.q`, whether answers are clipped).
+    per_record: whether each number belongs to one record, instead of being a mean over the batch.
+    backpropagates: whether a device moves by gradients through its raw features, so that w_m carries them unnoised.
+    published: where the published method puts its noise; uplink noise is possible for those methods alone.
+    two_points: whether the head is evaluated at +lam and at -lam, which the head rule joint-zo needs.
+    releases: what is released, in the words of the privacy statement.
+    """
+
+    name: MethodName
+    module: str
+    arrays: int
+    numbers: Callable[[int, int, int, bool], int]
+    per_record: bool
+    backpropagates: bool
+    published: Where
+    two_points: bool
+    releases: str
+
+
+class HeadRuleFacts(Struct, frozen=True, kw_only=True):
+    """How the server's own model w_0 moves.
+
+    place: ``file.Class`` in `methods/`.
+    covered: whether w_0 moves by private quantities only, so that the exact account covers it and it may leave; a rule
+    that is not covered reads labels without noise.
+    sampled: whether it makes private steps of its own, over secret samples, which the gate charges.
+    two_points: whether it needs a method that evaluates the head at +lam and at -lam.
+    eta_0: its step size where `head.eta_0` is unset; gradient rules bear far larger ones than zeroth-order rules.
+    """
+
+    name: HeadRuleName
+    place: str
+    covered: bool
+    sampled: bool
+    two_points: bool
+    eta_0: float
+
+
+class StartFacts(Struct, frozen=True, kw_only=True):
+    """Where a device's weights w_m come from before the first round.
+
+    reads: whether it reads the records without noise. private: whether it reads them with noise, which is charged.
+    given: whether somebody hands the weights in, who may have made them from these records.
+    """
+
+    name: StartName
+    reads: bool
+    private: bool
+    given: bool
+
+
+_METHODS = (
+    MethodFacts(
+        name="dpzv",
+        module="dpzv",
+        arrays=2,
+        numbers=lambda B, width, q, clipped: 1,
+        per_record=False,
+        backpropagates=False,
+        published="downlink",
+        two_points=True,
+        releases="scalars Delta over B={B} records each",
+    ),
+    MethodFacts(
+        name="vafl",
+        module="vafl",
+        arrays=1,
+        numbers=lambda B, width, q, clipped: B * width,
+        per_record=True,
+        backpropagates=True,
+        published="uplink",
+        two_points=False,
+        releases="answers (one gradient vector for each of B={B} records)",
+    ),
+    MethodFacts(
+        name="zoo-vfl",
+        module="zoo_vfl",
+        arrays=2,
+        numbers=lambda B, width, q, clipped: 1 if clipped else 2,
+        per_record=False,
+        backpropagates=False,
+        published="uplink",
+        two_points=False,
+        releases="answers (a mean difference, or two mean losses) over B={B} records each",
+    ),
+    MethodFacts(
+        name="vfl-czofo",
+        module="vfl_czofo",
+        arrays=1,
+        numbers=lambda B, width, q, clipped: q,
+        per_record=False,
+        backpropagates=True,
+        published="uplink",
+        two_points=False,
+        releases="answers (mean differences in a few directions) over B={B} records each",
+    ),
+)
+
+_HEAD_RULES = (
+    HeadRuleFacts(name="dp-sgd", place="dpsgd.DPSGD", covered=True, sampled=True, two_points=False, eta_0=1.0),
+    HeadRuleFacts(name="joint-zo", place="heads.JointZO", covered=True, sampled=False, two_points=True, eta_0=1e-3),
+    HeadRuleFacts(name="frozen", place="heads.Frozen", covered=True, sampled=False, two_points=False, eta_0=0.0),
+    HeadRuleFacts(name="sgd", place="heads.OwnSGD", covered=False, sampled=False, two_points=False, eta_0=0.1),
+    HeadRuleFacts(name="zo", place="heads.OwnZO", covered=False, sampled=False, two_points=False, eta_0=1e-3),
+)
+
+_STARTS = (
+    StartFacts(name="random", reads=False, private=False, given=False),
+    StartFacts(name="weights", reads=False, private=False, given=True),
+    StartFacts(name="gabor", reads=False, private=False, given=False),
+    StartFacts(name="pca", reads=True, private=False, given=False),
+    StartFacts(name="dp-pca", reads=False, private=True, given=False),
+)
+
+METHODS: dict[MethodName, MethodFacts] = {facts.name: facts for facts in _METHODS}
+HEAD_RULES: dict[HeadRuleName, HeadRuleFacts] = {facts.name: facts for facts in _HEAD_RULES}
+STARTS: dict[StartName, StartFacts] = {facts.name: facts for facts in _STARTS}
+
+
+def method_facts(name: MethodName) -> MethodFacts:
+    """The entry of a method; a name without one is refused."""
+    return METHODS[one_of("method", name, METHODS)]
+
+
+def head_rule_facts(name: HeadRuleName) -> HeadRuleFacts:
+    """The entry of a head rule; a name without one is refused."""
+    return HEAD_RULES[one_of("head rule", name, HEAD_RULES)]
+
+
+def start_facts(name: StartName) -> StartFacts:
+    """The entry of a start; a name without one is refused."""
+    return STARTS[one_of("start", name, STARTS)]
+
+
+def listed(facts: Iterable[MethodFacts | HeadRuleFacts | StartFacts]) -> str:
+    """The names of entries as ``a, b or c``, for sentences that say what may be chosen."""
+    *most, last = (entry.name for entry in facts)
+    return f"{', '.join(most)} or {last}" if most else last

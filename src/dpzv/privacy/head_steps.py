@@ -1,0 +1,147 @@
+"""The private steps of w_0: everything about this one mechanism, and nothing about another.
+
+A step sums clipped gradients over a secret sample of the records and adds Gaussian noise. Here are its event with the
+pair that dominates it, the calibration of its noise, and the noise itself with the state that a checkpoint keeps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+from msgspec import Struct
+
+from dpzv.errors import ConfigError, PrivacyRefused
+from dpzv.privacy.accountant import Composition, compose, fold, gaussian_mu, mu_squared, settle
+from dpzv.privacy.events import Event, Pair, SampledGaussian
+from dpzv.privacy.gdp import mu_of
+from dpzv.sensitivity import clip_factor
+from dpzv.terms import Neighbours
+
+if TYPE_CHECKING:  # plans are made without numpy, so that calculators start fast
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from dpzv.privacy.noise import NoiseSource
+
+__all__ = ["LEAST_Z", "HeadNoise", "HeadSteps", "NoiseState", "head_noise", "poisson_batch", "steps_of"]
+
+LEAST_Z = 0.25
+"""A head step never has less noise than this, even where a tiny `q` would let delta_dp pay for it."""
+
+NoiseState: TypeAlias = "tuple[NDArray[np.float64], ...]"
+"""What the noise of later steps needs to know of earlier ones. It belongs into a checkpoint."""
+
+
+class HeadSteps(Event, Struct, frozen=True, kw_only=True, tag=True):
+    """`steps` private steps of w_0: each record is in a step's batch with secret probability `q`.
+
+    The noise on the sum of the clipped gradients has standard deviation `z` times the clip.
+    """
+
+    q: float
+    z: float
+    steps: int
+
+    def pairs(self) -> tuple[Pair, ...]:
+        """The sampled Gaussian mechanism, once for every step."""
+        return (SampledGaussian(q=self.q, z=self.z, steps=self.steps),)
+
+    def is_new(self, charged: Sequence[Self], planned: Sequence[Self]) -> bool:
+        """Every block of steps is new; refused when it is empty, has other noise, or is more than the plan leaves."""
+        most = sum(event.steps for event in planned if (event.q, event.z) == (self.q, self.z))
+        left = max(0, most - sum(event.steps for event in charged))
+        if not 0 < self.steps <= left:
+            raise PrivacyRefused(
+                f"the plan leaves {left} of {most} head steps with q={self.q:g} and z={self.z:g}, got a block of "
+                f"{self.steps}; charge no more than are left."
+            )
+        return True
+
+
+def steps_of(events: Sequence[Event]) -> int:
+    """How many head steps there are among `events`."""
+    return sum(event.steps for event in events if isinstance(event, HeadSteps))
+
+
+class HeadNoise:
+    """The secret sample and the noise of head steps: `D` records, `batch` of them expected in a sample, clip `C_0`.
+
+    A mechanism whose steps share noise would keep what they share in the state; independent noise has none.
+    """
+
+    def __init__(self, source: NoiseSource, *, D: int, batch: int, z: float, C_0: float) -> None:
+        self.batch, self.C_0 = batch, C_0
+        self._source, self._D, self._scale = source, D, z * C_0
+
+    def init(self) -> NoiseState:
+        """The state before the first step."""
+        return ()
+
+    def draw(self, t: int, j: int) -> np.random.Generator:
+        """The secret stream of the j-th head step after round t; its name is a format of seeded runs."""
+        return self._source.generator("head", t, j)
+
+    def sample(self, stream: np.random.Generator) -> NDArray[np.int64]:
+        """The records of a step: each with probability batch / D, ascending. Drawn before the noise."""
+        return poisson_batch(stream, self._D, self.batch / self._D)
+
+    def update(
+        self, state: NoiseState, stream: np.random.Generator, shapes: Sequence[tuple[int, ...]]
+    ) -> tuple[list[NDArray[np.float64]], NoiseState]:
+        """What is added to the sums of a step, one array for each of `shapes`, and the state after it."""
+        return [self._scale * stream.standard_normal(shape) for shape in shapes], state
+
+
+def poisson_batch(generator: np.random.Generator, D: int, q: float) -> NDArray[np.int64]:
+    """Each of 0 .. D-1 independently with probability `q`, ascending, int64, in O(q D).
+
+    The gaps between the chosen ones are geometric, which is the same as one coin per record. No truncation.
+    """
+    import numpy as np
+
+    if not 0 < q <= 1:
+        raise ConfigError(f"a sampling probability must lie in (0, 1], got {q}; lower head.batch.")
+    if q == 1:
+        return np.arange(D, dtype=np.int64)
+    chunk = int(q * D + 6 * math.sqrt(q * D) + 16)  # enough in nearly every draw
+    found = [np.cumsum(generator.geometric(q, chunk)) - 1]
+    while found[-1][-1] < D:
+        found.append(found[-1][-1] + np.cumsum(generator.geometric(q, chunk)))
+    ids: NDArray[np.int64] = np.concatenate(found).astype(np.int64, copy=False)
+    return ids[: int(np.searchsorted(ids, D))]
+
+
+def head_noise(
+    rest: Composition, *, q: float, steps: int, epsilon: float, delta_dp: float, neighbours: Neighbours
+) -> float:
+    """The least noise multiplier `z` of `steps` head steps beside `rest`, rounded up; at least `LEAST_Z`.
+
+    Formal guarantee: `rest` and the head together are (epsilon, delta_dp)-DP.
+    """
+    whole = mu_of(epsilon, delta_dp) ** 2
+    share = 1 - gaussian_mu(rest, neighbours) ** 2 / whole
+    unit = steps * (clip_factor(neighbours) * q) ** 2 / whole
+
+    def used(x: float) -> float:  # the unknown is x = -log z, with which the cost grows
+        head = fold([HeadSteps(q=q, z=math.exp(-x), steps=steps)])
+        return mu_squared(compose(rest, head), delta_dp, neighbours) / whole
+
+    def limit(square: float) -> float:
+        """x at which the head uses `square` of the budget in the large-noise limit, unit * (e^(1/z^2) - 1)."""
+        return 0.5 * math.log(math.log1p(square / unit))
+
+    def guess(x: float, part: float) -> float:
+        square = unit * math.expm1(min(math.exp(2 * x), 700.0))
+        return limit(square * share / max(part - 1 + share, 1e-3 * share))
+
+    least, most = -math.log(1e9), -math.log(LEAST_Z)
+    x = least
+    if share > 0:
+        x = settle(used, guess=guess, first=min(limit(share), most), least=least, most=most)
+    if x <= least:
+        raise PrivacyRefused(
+            f"epsilon={epsilon:g} leaves nothing for {steps} head steps; raise epsilon or the head's share."
+        )
+    return math.exp(-x)

@@ -1,0 +1,37 @@
+"""How far one record moves a sum, for each relation between neighbours: the only place where these factors are written.
+
+Whoever clips (`zo/`, `models/starts.py`) and whoever calibrates noise (`privacy/`) read the same numbers here.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dpzv.terms import Neighbours
+
+__all__ = ["GRID_BITS", "clip_factor", "grid_of", "outer_product_factor"]
+
+GRID_BITS = 40
+"""The grid on which clipped values are summed has 2^40 steps from 0 to `C`."""
+
+
+def grid_of(C: float) -> float:
+    """One step of the grid of values clipped to `C`."""
+    return math.ldexp(C, -GRID_BITS)
+
+
+def clip_factor(neighbours: Neighbours) -> float:
+    """How far one record moves a sum of values (or vectors) clipped to norm `C`, in units of `C`.
+
+    Removing a term moves the sum by at most C. Replacing a term turns -C into C at worst.
+    """
+    return 2.0 if neighbours == "replace-one" else 1.0
+
+
+def outer_product_factor(neighbours: Neighbours) -> float:
+    """How far one record moves a sum of outer products v v^T, in Frobenius norm and units of the largest ||v||^2.
+
+    Replacing a row v by w moves it by ``||v v^T - w w^T||_F <= sqrt(||v||^4 + ||w||^4)``, since the cross term
+    ``-2 (v.w)^2`` only helps.
+    """
+    return math.sqrt(2) if neighbours == "replace-one" else 1.0
