@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from dpzv import recipes
 from dpzv.config import parse as parse_config
-from dpzv.data import flights, rows
+from dpzv.data import rows
 from dpzv.data.columns import Column, encode, of_device
 from dpzv.data.party_records import (
     FeatureSettings,
@@ -32,6 +32,7 @@ from dpzv.data.party_records import (
     read_features,
     read_labels,
 )
+from dpzv.data.sets import flights
 from dpzv.errors import ConfigError, DataError
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "data.md"

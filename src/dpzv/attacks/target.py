@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
 from dpzv.config import Config, per_device
-from dpzv.data.cards import CARDS
+from dpzv.data.catalogue import card_of
 from dpzv.data.dataset import Dataset
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import ConfigError
@@ -39,7 +39,6 @@ from dpzv.rng import torch_generator
 from dpzv.runtime.build import assemble, plan_of, rounds_of
 from dpzv.runtime.gate import Gate
 from dpzv.terms import Task
-from dpzv.validate import one_of
 
 __all__ = ["Machine", "Target", "Transcript", "target_of"]
 
@@ -192,8 +191,7 @@ class Target:
 
 def target_of(config: Config, noise: NoiseSource) -> Target:
     """The configuration as a target, over records like those of its data set; no data are read."""
-    one_of("data set", config.data.name, CARDS)
-    card = CARDS[config.data.name]
+    card = card_of(config.data.name)
     M, D = len(card.devices), round(_TRAINED * card.records)
     if math.isinf(config.privacy.epsilon) or config.privacy.accounting != "exact":
         raise ConfigError(

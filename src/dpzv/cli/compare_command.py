@@ -204,8 +204,8 @@ def _report(
     json: bool,
 ) -> None:
     """Write table.json, table.md and figure.png, and print the table."""
+    from dpzv.durable import write_atomically
     from dpzv.report import comparison_table, figure
-    from dpzv.runtime.run_folder import write_atomically
 
     trained = [cell for cell in cells if cell.epsilon is not None]
     train = trained[0].config.train

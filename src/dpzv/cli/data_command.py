@@ -23,7 +23,12 @@ def list_(json: Annotated[bool, typer.Option("--json", help="Print machine-reada
 
     found = [catalogue.describe(name) for name in catalogue.names()]
     if json:
-        typer.echo(msgspec.json.encode(found).decode())
+        shown = ("name", "task", "n_classes", "records", "devices", "tabular", "source", "get")
+        values = [
+            {"card": {key: getattr(entry.card, key) for key in shown}, "present": entry.present, "where": entry.where}
+            for entry in found
+        ]
+        typer.echo(msgspec.json.encode(values).decode())
         return
     for entry in found:
         card = entry.card
@@ -43,6 +48,6 @@ def fetch(
 
     Example: dpzv data fetch mnist --from ~/Downloads/mnist
     """
-    from dpzv.data.fetch import fetch as fetch_files
+    from dpzv.data import catalogue
 
-    typer.echo(fetch_files(name, from_path=from_))
+    typer.echo(catalogue.fetch(name, from_path=from_))

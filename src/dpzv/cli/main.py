@@ -8,7 +8,6 @@ from typing import Annotated, NoReturn
 import typer
 import typer.core
 
-from dpzv import __version__
 from dpzv.cli import (
     audit_command,
     compare_command,
@@ -21,6 +20,7 @@ from dpzv.cli import (
     tune_command,
 )
 from dpzv.errors import DpzvError
+from dpzv.version import VERSION
 
 __all__ = ["app", "main"]
 
@@ -50,7 +50,7 @@ app.add_typer(privacy_command.app, name="privacy")
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"dpzv {__version__}")
+        typer.echo(f"dpzv {VERSION}")
         raise typer.Exit
 
 

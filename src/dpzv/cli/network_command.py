@@ -91,13 +91,14 @@ def predict(
     """
     from dpzv.data.alignment import keyed
     from dpzv.data.party_records import in_units
+    from dpzv.durable import write_atomically
     from dpzv.errors import DataError
     from dpzv.models.losses import predictions
     from dpzv.network.credentials import server_credentials
     from dpzv.network.keyfiles import read_alignment_key
     from dpzv.network.party_file import load_party
     from dpzv.network.predict import Predictor
-    from dpzv.runtime.run_folder import RunFolder, write_atomically
+    from dpzv.runtime.run_folder import RunFolder
 
     own = load_party(party)
     _log(quiet)

@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dpzv.metrics import headline_text
+
 __all__ = ["result", "statement_text"]
 
 INDENT = 15  # where the text of a statement's labelled line begins
@@ -24,8 +26,8 @@ def result(summaries: list[dict[str, Any]], folder: Path) -> None:
         epsilon = summary["epsilon"]
         table.add_row(
             "frozen devices" if summary["rounds"] == 0 else f"{summary['method']}, {summary['head_rule']}",
-            _metrics(summary),
-            _metrics(summary["private_head"]),
+            headline_text(summary),
+            headline_text(summary["private_head"]),
             str(summary["rounds"]),
             f"{(summary['bytes_up'] + summary['bytes_down']) / 1e6:.1f}",
             f"{summary['seconds']:.1f}",
@@ -46,11 +48,3 @@ def statement_text(text: str) -> None:
     for line in text.splitlines():
         folded = textwrap.fill(line, console.width - 1, subsequent_indent=" " * INDENT)
         console.print(folded, highlight=False, markup=False)
-
-
-def _metrics(values: dict[str, Any]) -> str:
-    if values["test_auc"] is not None:
-        return f"AUC {values['test_auc']:.4f}"
-    if values["test_accuracy"] is not None:
-        return f"{100 * values['test_accuracy']:.2f} %"
-    return f"loss {values['test_loss']:.4f}"

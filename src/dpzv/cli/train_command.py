@@ -152,13 +152,15 @@ class _Bar:
 
     def show(self, snapshot: Snapshot) -> None:
         """Show a snapshot, unless the last one is younger than a tenth of a second."""
+        from dpzv.metrics import headline_text
+
         now = time.monotonic()
         if now - self._shown < 0.1 and snapshot.stage == "rounds" and snapshot.t < snapshot.T:
             return
         self._shown = now
         figures = [f"round {snapshot.t}/{snapshot.T}"]
         if snapshot.metrics is not None:
-            figures.append(snapshot.metrics.text())
+            figures.append(headline_text(snapshot.metrics))
         figures.append(f"{snapshot.bytes_total / 1e6:.1f} MB")
         figures.append(f"epsilon {snapshot.epsilon_spent:.3g} of {snapshot.epsilon:.3g}")
         self._progress.update(

@@ -106,7 +106,7 @@ def tune(
 
 def _judge(drawn: list[tuple[str, int, dict[str, Any]]], executed: Executed, folder: Path) -> list[_Trial]:
     """The trials with their figures, from the summaries of their runs."""
-    from dpzv.report.records import headline
+    from dpzv.metrics import headline
     from dpzv.runtime.grid import config_hash
 
     failures = {failure.name: failure.sentence for failure in executed.failures}
@@ -132,7 +132,7 @@ def _judge(drawn: list[tuple[str, int, dict[str, Any]]], executed: Executed, fol
 def _write(judged: list[_Trial], settings: dict[str, Any], methods: list[str], what: str, folder: Path) -> None:
     """Write trials.jsonl, and best.toml: the settings the trials began from with each method's best on top."""
     from dpzv.config import merge
-    from dpzv.runtime.run_folder import write_atomically
+    from dpzv.durable import write_atomically
     from dpzv.runtime.search import settings_text, tree_of
 
     write_atomically(folder / "trials.jsonl", b"".join(msgspec.json.encode(trial) + b"\n" for trial in judged))

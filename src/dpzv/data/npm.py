@@ -9,7 +9,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpzv.data.files import disk
+from dpzv.data.files import REMEDY
+from dpzv.durable import disk_errors
 from dpzv.errors import DataError
 
 __all__ = ["members"]
@@ -22,7 +23,7 @@ def members(package: str, names: Sequence[str], otherwise: str) -> dict[str, byt
 
     `otherwise` says, at the end of a refusal, what else the user can do.
     """
-    with disk(Path(tempfile.gettempdir())), tempfile.TemporaryDirectory(prefix="dpzv-") as scratch:
+    with disk_errors(Path(tempfile.gettempdir()), REMEDY), tempfile.TemporaryDirectory(prefix="dpzv-") as scratch:
         archive = _pack(package, Path(scratch), otherwise)
         contents = {}
         try:

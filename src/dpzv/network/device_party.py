@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
+from dpzv.durable import write_tensors
 from dpzv.errors import ConfigError, DataError, PeerError
 from dpzv.network.link import GOODBYE_SECONDS, LONGEST_PAUSE, LOST, PART, Stream, open_stream
 from dpzv.network.wire import Ask, Control, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, shown, unpack
@@ -34,7 +35,6 @@ from dpzv.protocol.messages import Message, Release
 from dpzv.runtime.build import plan_of
 from dpzv.runtime.device_networks import make_network
 from dpzv.runtime.run import make_noise
-from dpzv.runtime.run_folder import write_tensors
 from dpzv.runtime.sides import codec_of, make_device
 
 __all__ = ["DeviceParty", "FeatureRecords"]

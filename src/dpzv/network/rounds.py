@@ -17,6 +17,7 @@ from xxhash import xxh3_128_digest
 
 from dpzv.config import Config
 from dpzv.errors import PeerError
+from dpzv.metrics import headline_text
 from dpzv.network.peers import Peer, Peers
 from dpzv.network.wire import Ask, pack_message
 from dpzv.protocol.codec import Codec
@@ -161,7 +162,7 @@ class Rounds:
                 self._tests[m] = last
         self._journal.evaluate(self.test_rows(), self._journal.seconds)
         assert self._journal.metrics is not None
-        LOG.info("round %d of %d: %s", self._server.t, self._gate.plan.T, self._journal.metrics.text())
+        LOG.info("round %d of %d: %s", self._server.t, self._gate.plan.T, headline_text(self._journal.metrics))
 
     def test_rows(self) -> torch.Tensor:
         """The test rows of all devices, as last sent."""

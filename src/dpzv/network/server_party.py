@@ -16,7 +16,6 @@ from typing import Any
 
 import grpc
 
-from dpzv import __version__
 from dpzv.config import Config
 from dpzv.errors import DiskError, DpzvError, PeerError
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
@@ -44,6 +43,7 @@ from dpzv.network.wire import (
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Message
 from dpzv.runtime.run_folder import RunFolder
+from dpzv.version import VERSION
 
 __all__ = ["ServerParty"]
 
@@ -211,7 +211,7 @@ class ServerParty:
         if hello.protocol != PROTOCOL:
             raise PeerError(
                 f"'{name}' speaks protocol {hello.protocol} (dpzv {shown(hello.version)}), this server {PROTOCOL} "
-                f"(dpzv {__version__}); install the same version."
+                f"(dpzv {VERSION}); install the same version."
             )
         if hello.config_hash != agreed_hash(self._config):
             raise PeerError(f"'{name}' has another run configuration than the server; give all parties the same file.")

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
 import torch
 
+from dpzv.metrics import Metrics
 from dpzv.models.losses import Loss
 from dpzv.terms import Task
 
-__all__ = ["Metrics", "measure"]
-
-
-class Metrics(msgspec.Struct, frozen=True):
-    """Test metrics; `None` where the task has no such metric."""
-
-    test_accuracy: float | None
-    test_auc: float | None
-    test_loss: float
-
-    def text(self) -> str:
-        """The metric that says most about the task, in two words."""
-        if self.test_auc is not None:
-            return f"AUC {self.test_auc:.4f}"
-        return f"loss {self.test_loss:.4f}" if self.test_accuracy is None else f"{100 * self.test_accuracy:.2f} %"
+__all__ = ["measure"]
 
 
 @torch.no_grad()

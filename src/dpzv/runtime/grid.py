@@ -23,8 +23,8 @@ import msgspec
 
 from dpzv import config as configuration
 from dpzv.config import Config, RuntimeSection, Tree
+from dpzv.durable import write_atomically
 from dpzv.errors import ConfigError
-from dpzv.runtime.run_folder import write_atomically
 
 __all__ = ["Failure", "Job", "State", "Watch", "config_hash", "cores", "jobs_that_fit", "layered", "run"]
 

@@ -14,20 +14,22 @@ from typing import Any
 import msgspec
 import torch
 
-from dpzv import __version__
 from dpzv.config import Config
+from dpzv.durable import write_tensors
 from dpzv.methods.refit import refit
+from dpzv.metrics import Metrics
 from dpzv.models.losses import Loss
 from dpzv.privacy.statement import statement
 from dpzv.protocol.device import Device
 from dpzv.protocol.server import Server
 from dpzv.runtime import checkpoint
-from dpzv.runtime.evaluate import Metrics, measure
+from dpzv.runtime.evaluate import measure
 from dpzv.runtime.gate import Gate
 from dpzv.runtime.meter import Meter
-from dpzv.runtime.run_folder import RunFolder, write_tensors
+from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.sides import make_head
 from dpzv.terms import Task
+from dpzv.version import VERSION
 
 __all__ = ["Journal", "Judge", "Observer", "Snapshot"]
 
@@ -218,7 +220,7 @@ class Journal:
             "max_delay": server.delays.most,
             "seed": config.train.seed,
             "versions": {
-                "dpzv": __version__,
+                "dpzv": VERSION,
                 "python": platform.python_version(),
                 "torch": str(torch.__version__),
             },

@@ -16,12 +16,13 @@ from xxhash import xxh3_128_digest
 
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset
+from dpzv.durable import write_tensors
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
 from dpzv.runtime import checkpoint
 from dpzv.runtime.build import Parts
 from dpzv.runtime.gate import Gate
 from dpzv.runtime.journal import Journal, Judge, Observer
-from dpzv.runtime.run_folder import RunFolder, write_tensors
+from dpzv.runtime.run_folder import RunFolder
 
 __all__ = ["Simulation", "exactly"]
 
