@@ -8,7 +8,6 @@ __all__ = [
     "Accounting",
     "HeadRuleName",
     "MethodName",
-    "ModelName",
     "Neighbours",
     "NoiseSourceName",
     "Protects",
@@ -32,9 +31,6 @@ Accounting = Literal["exact", "paper"]
 
 MethodName = Literal["dpzv", "vafl", "zoo-vfl", "vfl-czofo"]
 """Whose algorithm the rounds follow; one file each in `methods/`."""
-
-ModelName = Literal["linear", "mlp", "cnn", "cnn4", "resnet18", "bert"]
-"""What network a device has."""
 
 HeadRuleName = Literal["dp-sgd", "joint-zo", "frozen", "sgd", "zo"]
 """How the server's own model `w_0` moves."""

@@ -16,6 +16,7 @@ from dpzv.network.alignment_state import LabelRecords
 from dpzv.network.credentials import Credentials, own_name
 from dpzv.network.device_party import FeatureRecords
 from dpzv.network.keyfiles import read_alignment_key
+from dpzv.validate import converted, toml_of
 
 __all__ = ["Party", "load_party"]
 
@@ -69,10 +70,7 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
 def load_party(path: Path) -> Party:
     """The party of a TOML file."""
     folder = path.parent
-    try:
-        file = msgspec.convert(_toml(path), _File)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {str(error)[:1].lower()}{str(error)[1:]}; see docs/howto/deploy.md.") from None
+    file = converted(_toml(path), _File, file=str(path))
     keys = folder / file.keys
     credentials = Credentials(keys / f"{file.name}.crt", keys / f"{file.name}.key", keys / "ca.crt")
     shown = own_name(credentials)
@@ -116,9 +114,6 @@ def _check(config: Config, file: _File, path: Path) -> None:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        tree: dict[str, Any] = msgspec.toml.decode(path.read_bytes())
+        return toml_of(path.read_bytes(), str(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); give the path of a TOML file.") from None
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path} is not TOML ({error}); correct it.") from None
-    return tree
