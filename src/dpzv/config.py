@@ -22,7 +22,7 @@ from dpzv.terms import (
     StartName,
     Where,
 )
-from dpzv.validate import converted, fraction, nearest, one_of, positive, probability, whole
+from dpzv.validate import converted, fraction, nearest, positive, probability, whole
 
 __all__ = ["Config", "keys", "merge", "parse", "per_device", "render", "set_key"]
 
@@ -279,7 +279,8 @@ def check(config: Config) -> None:
             if math.isinf(number) and key not in MAY_BE_INFINITE:
                 raise ConfigError(f"{key} must be finite, got inf; change {key}.")
     for model in (config.devices.model,) if isinstance(config.devices.model, str) else config.devices.model:
-        one_of("devices.model", model, MODELS)
+        if model not in MODELS:
+            raise ConfigError(f"devices.model: invalid value '{model}'; choose one of: {', '.join(MODELS)}.")
     probability("privacy.delta_dp", privacy.delta_dp)
     fraction("data.holdout", config.data.holdout)
     fraction("privacy.start_share", privacy.start_share)

@@ -8,13 +8,15 @@ from typing import Annotated
 import msgspec
 import typer
 
+from dpzv.cli.options import Json
+
 __all__ = ["app"]
 
 app = typer.Typer(help="Data sets: list them, fetch them.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("list")
-def list_(json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False) -> None:
+def list_(json: Json = False) -> None:
     """List the data sets: records, devices, task, source, and whether they are here.
 
     Example: dpzv data list

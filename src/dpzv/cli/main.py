@@ -15,7 +15,6 @@ from dpzv.cli import (
     keys_command,
     network_command,
     privacy_command,
-    recipes_command,
     train_command,
     tune_command,
 )
@@ -38,7 +37,7 @@ app.command("train")(train_command.train)
 app.command("resume")(train_command.resume)
 app.command("compare")(compare_command.compare)
 app.command("tune")(tune_command.tune)
-app.command("recipes")(recipes_command.recipes)
+app.command("recipes")(train_command.recipes)
 app.command("audit")(audit_command.audit)
 app.command("server")(network_command.server)
 app.command("device")(network_command.device)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from dpzv import config as configuration
 from dpzv.config import Config
@@ -50,12 +53,16 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
     metrics: str
     data: records.PartyData
 
+    def hashed(self, ids: Sequence[str]) -> NDArray[np.uint8]:
+        """Record ids as the parties compare them."""
+        return keyed(ids, read_alignment_key(self.alignment_key))
+
     def features(self) -> FeatureRecords:
         """A device's own records."""
         if self.data.features is None:
             raise ConfigError("a device needs features, got none; add [data.features] to its file.")
         table = records.read_features(self.data.features)
-        return FeatureRecords(keyed(table.ids, read_alignment_key(self.alignment_key)), table.x)
+        return FeatureRecords(self.hashed(table.ids), table.x)
 
     def labels(self) -> LabelRecords:
         """The server's own records."""
@@ -63,8 +70,9 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
         if asked is None:
             raise ConfigError("the server needs labels, got none; add [data.labels] to its file.")
         table = records.read_labels(asked)
-        hashes = keyed(table.ids, read_alignment_key(self.alignment_key))
-        return LabelRecords(hashes, table.y, asked.task, len(asked.classes or ()), Path(asked.file).stem)
+        return LabelRecords(
+            self.hashed(table.ids), table.y, asked.task, len(asked.classes or ()), Path(asked.file).stem
+        )
 
 
 def load_party(path: Path) -> Party:
