@@ -157,25 +157,23 @@ def test_the_catalogue_describes_without_opening_and_corrects_misspelt_names() -
         catalogue.describe("mnis")
 
 
-IRIS = """
+PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+TABULAR = """
 import numpy as np
+import pandas as pd
 
 from dpzv.data.cards import Card, Wanted
-from dpzv.data.dataset import Dataset, Records
+from dpzv.data.dataset import Dataset
 from dpzv.data.frames import RawFrames, encoded
 
 
 def load(wanted: Wanted) -> Dataset:
-    y = np.arange(30) % 3
-    if CARD.tabular:
-        import pandas as pd
-
-        frame = pd.DataFrame({"petal": y.astype(float)})
-        return encoded(RawFrames(CARD, (frame,), y, b"iris"), wanted.columns)
-    return CARD.dataset(Records([y[:, None]], y), Records([y[:6, None]], y[:6]))
+    y = np.arange(150) % 3
+    frames = tuple(pd.DataFrame({name: y.astype(float)}) for name in ("petal", "sepal"))
+    return encoded(RawFrames(CARD, frames, y, b"iris"), wanted.columns)
 
 
-CARD = Card("iris", "classes", 3, 36, ("petals",), TABULAR, "Made up.", "", None, load)
+CARD = Card("iris", "classes", 3, 150, ("petals", "sepals"), True, "Made up.", "", None, load)
 """
 
 
@@ -183,17 +181,25 @@ CARD = Card("iris", "classes", 3, 36, ("petals",), TABULAR, "Made up.", "", None
 def test_a_new_data_set_is_its_file_and_nothing_else(
     tabular: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is found in the folder of data sets and read by its own loader, not by that of a set of the same kind."""
-    (tmp_path / "iris.py").write_text(IRIS.replace("TABULAR", str(tabular)))
+    """It is found in the folder of data sets and read by its own loader, not by that of a set of the same kind.
+
+    The one that is not tabular is the example on the page for contributors.
+    """
+    example = next(block for block in PAGE.read_text().split("```python\n") if "CARD = Card(" in block).split("```")[0]
+    (tmp_path / "iris.py").write_text(TABULAR if tabular else example)
     monkeypatch.setattr(sets, "__path__", [*sets.__path__, str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "dpzv.data.sets.iris", raising=False)
+    monkeypatch.setitem(sys.modules, "dpzv.data.sets.iris", None)  # so that it is forgotten after the test
+    del sys.modules["dpzv.data.sets.iris"]
     assert catalogue.names()[:4] == ("flights", "breast-cancer", "digits", "iris")
     assert catalogue.describe("iris").present
-    columns = [Column(device=1, name="petal", kind="range", low=0, high=2, source=SOURCE)] if tabular else []
-    data = catalogue.load("iris", columns=columns)
-    assert (data.name, data.n_classes, data.devices, data.source) == ("iris", 3, ("petals",), "Made up.")
-    assert set(data.y_train.tolist()) == {0, 1, 2}
-    monkeypatch.delitem(sys.modules, "dpzv.data.sets.iris")
+    columns = [
+        Column(device=m, name=name, kind="range", low=0, high=2, source=SOURCE)
+        for m, name in enumerate(("petal", "sepal"), 1)
+    ]
+    data = catalogue.load("iris", columns=columns if tabular else [])
+    assert (data.name, data.n_classes, data.devices) == ("iris", 3, ("petals", "sepals"))
+    assert [x.shape for x in data.x_train] == [(120, 1 if tabular else 2)] * 2
+    assert set(data.y_train.tolist()) == set(data.y_test.tolist()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("name", ["modelnet40", "amazon", "credit"])
@@ -209,7 +215,7 @@ def test_sets_of_the_users_own_files_say_what_to_give(name: str, tmp_path: Path)
         catalogue.load(name, tmp_path / "none")
     with pytest.raises(DataError, match=hint):
         catalogue.load(name, tmp_path)
-    with pytest.raises(DataError, match=f"'{name}' should be one that can be fetched, .*; {hint}"):
+    with pytest.raises(DataError, match=f"'{name}' cannot be fetched, .*; {hint}"):
         fetch(name, into=tmp_path)
 
 

@@ -92,7 +92,7 @@ def fetch(name: str, from_path: str | Path | None = None, into: str | Path | Non
     if not card.get:
         return f"Data set '{name}' comes with the installation; there is nothing to fetch."
     if card.origin is None:
-        raise DataError(f"data set '{name}' should be one that can be fetched, but it is read from yours; {card.get}.")
+        raise DataError(f"data set '{name}' cannot be fetched, since it is read from files of yours; {card.get}.")
     contents = card.origin.contents(None if from_path is None else Path(from_path).expanduser())
     folder = data_folder(into) / name
     for file_name, content in contents.items():

@@ -228,7 +228,9 @@ def _check_finite(part: str, m: int, x: NDArray[Any]) -> None:
 def _check_labels(part: str, y: NDArray[Any], dataset: Dataset) -> None:
     if dataset.task == "regression":
         if y.dtype != np.float32 or not np.isfinite(y).all():
-            raise ConfigError(f"{part} labels of a regression must be finite float32, got others; fill or drop them.")
+            raise ConfigError(
+                f"{part} labels of a regression must be finite float32, got other values; fill or drop them."
+            )
         return
     if dataset.n_classes < 2 or (dataset.task == "binary" and dataset.n_classes != 2):
         raise ConfigError(

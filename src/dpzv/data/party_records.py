@@ -193,7 +193,7 @@ def read_labels(settings: LabelSettings) -> LabelTable:
         if np.isnan(numbers).any():
             unknown = int(np.isnan(numbers).sum())
             raise DataError(
-                f"{where} must hold numbers, but {unknown} of {len(ids)} are missing or none; correct them."
+                f"{where} must hold numbers, but {unknown} of {len(ids)} are missing or no numbers; correct them."
             )
         low, high = _range(settings)
         y = 2 * (np.clip(numbers, low, high) - low) / (high - low) - 1
@@ -203,7 +203,7 @@ def read_labels(settings: LabelSettings) -> LabelTable:
     if (codes < 0).any():
         raise DataError(
             f"{where} must hold the {len(place)} values of data.labels.classes, but {int((codes < 0).sum())} of "
-            f"{len(ids)} labels are missing or others; correct them or the list of classes."
+            f"{len(ids)} labels are missing or have another value; correct them or the list of classes."
         )
     return LabelTable(ids=ids, y=codes)
 
@@ -229,7 +229,7 @@ def _ids(file: str, name: str, block: Block) -> list[str]:
     found = [text_of(value) for value in block[name]]
     if None in found:
         raise DataError(
-            f"the ids in column '{name}' of {file} must be text or whole numbers, got others; convert them."
+            f"the ids in column '{name}' of {file} must be text or whole numbers, got other values; convert them."
         )
     return [text for text in found if text is not None]
 

