@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from dpzv.data import flights
+from dpzv.data.sets import flights
 
 __all__ = ["NAMES", "write"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+from dpzv.version import VERSION as __version__
 
 __all__ = ["Federation", "__version__"]
 

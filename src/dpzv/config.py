@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 
 from dpzv.data.columns import Column
 from dpzv.declarations import HEAD_RULES, METHODS, STARTS
 from dpzv.errors import ConfigError
+from dpzv.models import MODELS
 from dpzv.terms import (
     Accounting,
     HeadRuleName,
     MethodName,
-    ModelName,
     Neighbours,
     NoiseSourceName,
     Protects,
@@ -23,14 +23,19 @@ from dpzv.terms import (
     StartName,
     Where,
 )
-from dpzv.validate import fraction, nearest, positive, probability, whole
+from dpzv.validate import converted, fraction, nearest, positive, probability, whole
 
 __all__ = ["Config", "keys", "merge", "parse", "per_device", "render", "set_key"]
 
 T = TypeVar("T")
 
-# keys whose words are an open list, kept in `declarations.py`
-_DECLARED: dict[str, Iterable[str]] = {"train.method": METHODS, "head.rule": HEAD_RULES, "devices.start": STARTS}
+# keys whose words are an open list, kept in `declarations.py` and `models/`
+_DECLARED: dict[str, Collection[str]] = {
+    "train.method": METHODS,
+    "head.rule": HEAD_RULES,
+    "devices.start": STARTS,
+    "devices.model": MODELS,
+}
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +56,7 @@ class DataSection(Section, frozen=True):
 class DevicesSection(Section, frozen=True):
     """The parties that hold features. Each value is one for all devices, or a list with one per device."""
 
-    model: ModelName | tuple[ModelName, ...] = "linear"
+    model: str | tuple[str, ...] = "linear"  # one of `dpzv.models.MODELS`
     start: StartName | tuple[StartName, ...] = "random"
     weights: str | tuple[str, ...] = ""  # safetensors file(s) for start = "weights"; must be public
     embedding: int | tuple[int, ...] = 16  # numbers a record; bytes and head input grow with it
@@ -169,6 +174,40 @@ class Config(Section, frozen=True):
 
 Tree = dict[str, Any]
 
+WHOLE = {
+    "train.rounds": 0,
+    "train.B": 1,
+    "train.q": 1,
+    "train.eval_every": 1,
+    "head.hidden": 1,
+    "head.refit_epochs": 1,
+    "head.batch": 1,
+    "head.steps": 0,
+    "head.refit_batch": 1,
+    "privacy.min_batch": 1,
+    "data.tokens": 1,
+    "network.max_delay": 0,
+    "runtime.threads": 0,
+}
+"""Whole numbers and the least that each may be."""
+
+MAY_BE_INFINITE = ("privacy.epsilon", "privacy.C", "privacy.C_h", "devices.bandwidth")
+POSITIVE = (
+    *MAY_BE_INFINITE,
+    "train.passes",
+    "train.lam",
+    "train.eta_m",
+    "head.eta_0",
+    "head.C_0",
+    "head.refit_eta",
+    "devices.embedding",
+    "devices.hidden",
+    "devices.R",
+    "network.patience",
+    "runtime.checkpoint_seconds",
+)
+"""Numbers above 0."""
+
 
 def keys() -> list[str]:
     """Every valid `section.key`, sorted."""
@@ -182,10 +221,7 @@ def keys() -> list[str]:
 def parse(tree: Mapping[str, Any]) -> Config:
     """A checked `Config` from nested mappings; every problem is one sentence naming the key."""
     _refuse_unknown(tree)
-    try:
-        config = msgspec.convert(tree, Config)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error))) from None
+    config = converted(tree, Config)
     check(config)
     return config
 
@@ -238,56 +274,35 @@ def per_device(name: str, value: T | tuple[T, ...], M: int) -> tuple[T, ...]:
 
 def check(config: Config) -> None:
     """Refuse values outside their range, whatever the data."""
-    train, privacy, head = config.train, config.privacy, config.head
+    train, privacy = config.train, config.privacy
     _check_declared(config)
     if train.rounds is not None and train.passes is not None:
         raise ConfigError("train.rounds and train.passes are both set; give one of them.")
     if train.rounds is None and train.passes is None:
         raise ConfigError("neither train.rounds nor train.passes is set; e.g. train.rounds = 1000.")
-    for name, value, least in (
-        ("train.rounds", train.rounds, 0),
-        ("train.B", train.B, 1),
-        ("train.q", train.q, 1),
-        ("train.eval_every", train.eval_every, 1),
-        ("head.hidden", head.hidden, 1),
-        ("head.refit_epochs", head.refit_epochs, 1),
-        ("head.batch", head.batch, 1),
-        ("head.steps", head.steps, 0),
-        ("head.refit_batch", head.refit_batch, 1),
-        ("privacy.min_batch", privacy.min_batch, 1),
-        ("data.tokens", config.data.tokens, 1),
-        ("network.max_delay", config.network.max_delay, 0),
-        ("runtime.threads", config.runtime.threads, 0),
-    ):
-        if value is not None:
-            whole(name, value, least)
-    for name, values in (
-        ("privacy.epsilon", privacy.epsilon),
-        ("privacy.C", privacy.C),
-        ("privacy.C_h", privacy.C_h),
-        ("train.passes", 1.0 if train.passes is None else train.passes),
-        ("train.lam", train.lam),
-        ("train.eta_m", train.eta_m),
-        ("head.eta_0", 1.0 if head.eta_0 is None else head.eta_0),
-        ("head.C_0", head.C_0),
-        ("head.refit_eta", head.refit_eta),
-        ("devices.bandwidth", config.devices.bandwidth),
-        ("devices.embedding", config.devices.embedding),
-        ("devices.hidden", config.devices.hidden),
-        ("devices.R", config.devices.R),
-        ("network.patience", config.network.patience),
-        ("runtime.checkpoint_seconds", config.runtime.checkpoint_seconds),
-    ):
-        for number in values if isinstance(values, tuple) else (values,):
-            positive(name, number)
-            if math.isinf(number) and name not in ("privacy.epsilon", "privacy.C", "privacy.C_h", "devices.bandwidth"):
-                raise ConfigError(f"{name} must be finite, got inf; change {name}.")
+    for key, least in WHOLE.items():
+        for number in _numbers(config, key):
+            whole(key, number, least)
+    for key in POSITIVE:
+        for number in _numbers(config, key):
+            positive(key, number)
+            if math.isinf(number) and key not in MAY_BE_INFINITE:
+                raise ConfigError(f"{key} must be finite, got inf; change {key}.")
     probability("privacy.delta_dp", privacy.delta_dp)
     fraction("data.holdout", config.data.holdout)
     fraction("privacy.start_share", privacy.start_share)
     fraction("privacy.head_share", privacy.head_share)
     fraction("train.momentum", train.momentum)
-    fraction("head.momentum", head.momentum)
+    fraction("head.momentum", config.head.momentum)
+
+
+def _numbers(config: Config, key: str) -> tuple[float, ...]:
+    """The values of a key: none if it is unset, one, or one per device."""
+    section, _, field = key.partition(".")
+    value = getattr(getattr(config, section), field)
+    if value is None:
+        return ()
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _check_declared(config: Config) -> None:
@@ -319,31 +334,3 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
     return [_without_none(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _explain(problem: str) -> str:
-    """msgspec's ``Expected `int`, got `str` - at `$.train.B` `` as our sentence."""
-    what, _, where = problem.partition(" - at `$.")
-    key = where.rstrip("`") or "the configuration"
-    choices = _choices(key)
-    hint = f"choose one of: {', '.join(choices)}." if choices else "change its value."
-    return f"{key}: {what[:1].lower()}{what[1:]}; {hint}"
-
-
-def _choices(key: str) -> list[str]:
-    """The words a key may take, if it takes words only."""
-    if key.split("[")[0] in _DECLARED:
-        return list(_DECLARED[key.split("[")[0]])
-    section, _, field = key.partition(".")
-    kind = get_type_hints(Config).get(section)
-    if not (isinstance(kind, type) and issubclass(kind, Section)):
-        return []
-    return list(dict.fromkeys(_words(get_type_hints(kind).get(field.split("[")[0]))))
-
-
-def _words(kind: Any) -> Iterable[str]:
-    for arg in get_args(kind):
-        if isinstance(arg, str):
-            yield arg
-        else:
-            yield from (word for word in _words(arg) if word is not None)

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from dpzv import config as configuration
-from dpzv.data.dataset import Dataset, from_arrays
-from dpzv.data.schedule import public_order
+from dpzv.data.dataset import Dataset, Described, Records, from_arrays
+from dpzv.data.schedule import public_split
 from dpzv.errors import ConfigError
 from dpzv.models.losses import predictions
 from dpzv.runtime.device_networks import load_head
@@ -56,18 +56,16 @@ class Federation:
             )
         _refuse_shared(networks)
         # all records are checked before they are split, so that messages count them as the caller does
-        data = from_arrays(features, labels, features, labels, task=task, n_classes=n_classes, fingerprint="all")
+        whole = Records(features, labels)
+        data = from_arrays(whole, whole, task=task, n_classes=n_classes, described=Described(fingerprint="all"))
         D = len(data.y_train)
         if D < HELD_OUT:
             raise ConfigError(f"expected at least {HELD_OUT} records, since a tenth is held out, got {D}; give more.")
-        order = public_order(D, "holdout")
-        test, train = order[: D // HELD_OUT], order[D // HELD_OUT :]
+        train, test = public_split(D, D // HELD_OUT, "holdout")  # the stream's name and this order are a format
         self._networks = list(networks)
         self._data: Dataset = from_arrays(
-            [x[train] for x in data.x_train],
-            data.y_train[train],
-            [x[test] for x in data.x_train],
-            data.y_train[test],
+            Records([x[train] for x in data.x_train], data.y_train[train]),
+            Records([x[test] for x in data.x_train], data.y_train[test]),
             task=task,
             n_classes=n_classes,
         )

@@ -11,7 +11,6 @@ __all__ = [
     "Accounting",
     "HeadRuleName",
     "MethodName",
-    "ModelName",
     "Neighbours",
     "NoiseSourceName",
     "Protects",
@@ -35,9 +34,6 @@ Accounting = Literal["exact", "paper"]
 
 MethodName = str
 """Whose algorithm the rounds follow; one of those in `declarations.py`, each a file in `methods/`."""
-
-ModelName = Literal["linear", "mlp", "cnn", "cnn4", "resnet18", "bert"]
-"""What network a device has."""
 
 HeadRuleName = str
 """How the server's own model `w_0` moves; one of those in `declarations.py`."""

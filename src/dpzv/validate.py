@@ -1,14 +1,20 @@
-"""Small checks whose failures are sentences."""
+"""Small checks whose failures are sentences, also of what was decoded."""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import msgspec
 
 from dpzv.errors import ConfigError
 
-__all__ = ["fraction", "nearest", "one_of", "positive", "probability", "whole"]
+__all__ = ["converted", "fraction", "nearest", "one_of", "positive", "probability", "toml_of", "whole"]
+
+T = TypeVar("T")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -54,3 +60,62 @@ def fraction(name: str, value: float) -> float:
     if not 0 <= value < 1:
         raise ConfigError(f"{name} must lie in [0, 1), got {value}; it is a share of the budget.")
     return value
+
+
+def toml_of(content: bytes, name: str) -> dict[str, Any]:
+    """TOML as nested mappings; what is none is refused in a sentence about `name`."""
+    try:
+        tree: dict[str, Any] = msgspec.toml.decode(content)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{name} is not valid TOML ({error}); correct that line.") from None
+    return tree
+
+
+def converted(tree: Mapping[str, Any], kind: type[T], *, below: str = "", file: str = "") -> T:
+    """`tree` as a `kind`; what does not fit is refused in a sentence that names the key.
+
+    `below` is the section that the tree stands in, `file` the file to name.
+    """
+    try:
+        return msgspec.convert(tree, kind)
+    except msgspec.ValidationError as error:
+        sentence = _explained(str(error), kind, below)
+    raise ConfigError(f"{file}: {sentence}" if file else sentence)
+
+
+def _explained(problem: str, kind: Any, below: str) -> str:
+    """msgspec's ``Expected `int`, got `str` - at `$.train.B` `` as our sentence."""
+    what, _, where = problem.partition(" - at `$")
+    path = where.rstrip("`")
+    key = (below + path).lstrip(".")
+    inside = _inside(kind, path)
+    named = re.fullmatch(r"Object (contains unknown|missing required) field `(.*)`", what)
+    if named:
+        inner = f"{key}.{named[2]}".lstrip(".")
+        if named[1] == "missing required":
+            return f"the key '{inner}' is missing; add it."
+        known = [name for part in inside if _is_struct(part) for name in part.__struct_fields__]
+        return f"the key '{inner}' is not known; {nearest(named[2], known)}"
+    words = dict.fromkeys(part for part in inside if isinstance(part, str))
+    hint = "write text in quotes" if what.startswith("Expected `str`") else "change its value"
+    if words:
+        hint = f"choose one of: {', '.join(words)}"
+    return f"{key or 'the configuration'}: {what[:1].lower()}{what[1:]}; {hint}."
+
+
+def _inside(kind: Any, path: str) -> list[Any]:
+    """The types, and the words of literals, that the value at a path such as ``.devices.model[0]`` may have."""
+    found = _flat(kind)
+    for name in re.findall(r"\.(\w+)", path):
+        structs = [part for part in found if _is_struct(part) and name in part.__struct_fields__]
+        found = [part for struct in structs for part in _flat(get_type_hints(struct)[name])]
+    return found
+
+
+def _flat(kind: Any) -> list[Any]:
+    inner = get_args(kind)
+    return [part for arg in inner for part in _flat(arg)] if inner else [kind]
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)

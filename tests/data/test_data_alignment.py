@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dpzv.data.alignment import Alignment, aligned, keyed, split
-from dpzv.data.dataset import from_arrays, held_out
+from dpzv.data.alignment import Alignment, aligned, keyed
+from dpzv.data.dataset import Records, from_arrays, held_out
+from dpzv.data.schedule import holdout
 from dpzv.errors import ConfigError, DataError
 
 KEY = bytes(range(32))
@@ -141,12 +142,12 @@ def test_what_are_no_hashes_is_refused(hashes: NDArray[np.uint8]) -> None:
 def test_the_split_is_the_public_rule_of_held_out(n: int, share: float) -> None:
     if not 0 < round(share * n) < n:
         with pytest.raises(ConfigError, match="leave training and test records"):
-            split(n, share)
+            holdout(n, share)
         return
-    train, test = split(n, share)
+    train, test = holdout(n, share)
     assert sorted([*train, *test]) == list(range(n))
     x, y = np.arange(n, dtype=np.float32)[:, None], np.arange(n, dtype=np.float32)
-    there = held_out(from_arrays([x], y, [x], y, task="regression"), share)
+    there = held_out(from_arrays(Records([x], y), Records([x], y), task="regression"), share)
     assert np.array_equal(there.y_train, train)
     assert np.array_equal(there.y_test, test)
 
@@ -154,7 +155,7 @@ def test_the_split_is_the_public_rule_of_held_out(n: int, share: float) -> None:
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan"), 0.001])
 def test_a_split_that_leaves_a_part_empty_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match="of 100 records"):
-        split(100, share)
+        holdout(100, share)
 
 
 def test_many_ids_are_quick() -> None:

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from dpzv.data import catalogue
-from dpzv.data.encoder import encoder_folder, pad_id
-from dpzv.data.tokens import Cutter, cutter
+from dpzv.data.encoder import Cutter, cutter, encoder_folder, pad_id
 from dpzv.errors import ConfigError, DataError
 
 WORDS = [f"w{i}" for i in range(40)]

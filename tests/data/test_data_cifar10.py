@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from dpzv.data import catalogue, cifar10, describe, fetch, fetch_cifar10
+from dpzv.data import catalogue
+from dpzv.data.catalogue import describe, fetch
+from dpzv.data.sets import cifar10
 from dpzv.errors import DataError
 
 ROWS = 4
@@ -32,7 +34,7 @@ RECORDS = {
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of four images each are the right ones."""
-    monkeypatch.setattr(fetch_cifar10, "_ROWS", ROWS)
+    monkeypatch.setattr(cifar10, "_ROWS", ROWS)
     for name, content in RECORDS.items():
         monkeypatch.setitem(cifar10.FILES, name, hashlib.md5(content).hexdigest())
 
@@ -162,12 +164,12 @@ def test_an_archive_or_folder_that_is_another_is_refused(tmp_path: Path) -> None
 @pytest.mark.usefixtures("tiny")
 def test_loading_checks_again(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"lacks data_batch_1.bin, .* run `dpzv data fetch cifar10`"):
-        cifar10.load(tmp_path)
+        catalogue.load("cifar10", tmp_path)
     for name, content in RECORDS.items():
         (tmp_path / name).write_bytes(content)
-    cifar10.load(tmp_path)
+    catalogue.load("cifar10", tmp_path)
     broken = bytearray(RECORDS["test_batch.bin"])
     broken[77] ^= 1
     (tmp_path / "test_batch.bin").write_bytes(broken)
     with pytest.raises(DataError, match=r"test_batch.bin should have md5 .*; run `dpzv data fetch cifar10`"):
-        cifar10.load(tmp_path)
+        catalogue.load("cifar10", tmp_path)

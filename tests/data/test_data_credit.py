@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from dpzv import config, recipes
-from dpzv.data import Column, catalogue, credit
-from dpzv.data.frames import public_split
+from dpzv.data import catalogue
+from dpzv.data.columns import Column
+from dpzv.data.frames import train_and_test
+from dpzv.data.sets import credit
 from dpzv.errors import DataError
 
 GUEST, HOST = "default_credit_hetero_guest.csv", "default_credit_hetero_host.csv"
@@ -38,7 +40,7 @@ def test_records_are_joined_by_id_whatever_their_order(tmp_path: Path, packed: b
     data = catalogue.load("credit", write(tmp_path, IDS, IDS[::-1], packed), COLUMNS)
     assert data.devices == ("guest", "host")
     ids = np.array(sorted(IDS), dtype=int)  # sorted as text
-    train, test = public_split("credit", 50)
+    train, test = train_and_test("credit", 50)
     for (guest, host), y, part in ((data.x_train, data.y_train, train), (data.x_test, data.y_test, test)):
         assert np.allclose(guest[:, 0], ids[part] / 50 - 1)
         assert np.allclose(host[:, 0], 2 * ids[part] / 50 - 1)

@@ -18,9 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dpzv.data import describe, fetch, mnist
-from dpzv.data.files import check_md5, data_folder, read_bytes, write
-from dpzv.data.idx import parse_idx
+from dpzv.data.catalogue import describe, fetch, load
+from dpzv.data.files import REMEDY as ROOM
+from dpzv.data.files import check_md5, data_folder, read_bytes
+from dpzv.data.sets import mnist
+from dpzv.data.sets.mnist import parse_idx
+from dpzv.durable import replacing
 from dpzv.errors import ConfigError, DataError, DiskError
 
 REMEDY = "fetch it again."
@@ -103,25 +106,25 @@ def test_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_missing_files_are_named_with_the_way_to_get_them(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"lacks train-images-idx3-ubyte, .* run `dpzv data fetch mnist`"):
-        mnist.load(tmp_path)
+        load("mnist", tmp_path)
     assert not describe("mnist", tmp_path).present
     write_set(tmp_path / "mnist")
     assert describe("mnist", tmp_path).present
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(DataError, match="lacks t10k-labels-idx1-ubyte;"):
-        mnist.load(tmp_path)
+        load("mnist", tmp_path)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_loading_refuses_other_and_damaged_files(tmp_path: Path, packed: bool) -> None:
     write_set(tmp_path, packed)
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte.* should have md5 6bbc9ace"):
-        mnist.load(tmp_path)
+        load("mnist", tmp_path)
     path = mnist.find(tmp_path, mnist.FILES[0])
     assert path is not None
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"(cut short|unpacking it failed).*; run `dpzv data fetch mnist`"):
-        mnist.load(tmp_path)
+        load("mnist", tmp_path)
 
 
 def test_strips_join_to_the_images() -> None:
@@ -132,7 +135,7 @@ def test_strips_join_to_the_images() -> None:
 
 @pytest.mark.skipif(bool(mnist.missing(data_folder())), reason="MNIST was not fetched on this machine")
 def test_the_real_mnist_loads() -> None:
-    data = mnist.load()
+    data = load("mnist")
     assert [x.shape for x in data.x_train] == [(60_000, 112)] * 7
     assert data.x_train[0].dtype == np.uint8
     assert np.bincount(data.y_test).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
@@ -180,19 +183,24 @@ def test_embedded_sets_need_no_fetching_and_unknown_ones_are_corrected() -> None
         fetch("minst")
 
 
+def write(target: Path, content: bytes) -> None:
+    with replacing(target, shared=True, remedy=ROOM) as new:
+        new.write_bytes(content)
+
+
 def test_a_write_is_whole_or_leaves_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "file"
     write(target, b"old")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # the system refuses the rest, as a full disk does
     try:
-        with pytest.raises(DiskError, match=r"the disk refused \(File too large\)"):
+        with pytest.raises(DiskError, match=r"could not be written \(File too large\); .* by data.path or DPZV_DATA"):
             write(target, b"n" * 5000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert target.read_bytes() == b"old"
     assert [path.name for path in target.parent.iterdir()] == ["file"]
-    with pytest.raises(DiskError, match=r"the disk refused \((File exists|Not a directory)\)"):
+    with pytest.raises(DiskError, match=r"could not be written \((File exists|Not a directory)\)"):
         write(target / "below", b"new")
     write(target, b"new")
     assert target.read_bytes() == b"new"

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from dpzv import recipes
 from dpzv.config import parse as parse_config
-from dpzv.data import flights, rows
+from dpzv.data import rows
 from dpzv.data.columns import Column, encode, of_device
 from dpzv.data.party_records import (
     FeatureSettings,
@@ -32,6 +32,7 @@ from dpzv.data.party_records import (
     read_features,
     read_labels,
 )
+from dpzv.data.sets import flights
 from dpzv.errors import ConfigError, DataError
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "data.md"
@@ -339,11 +340,11 @@ def test_settings_come_from_toml_without_device_numbers(tmp_path: Path) -> None:
         ("[features]", "[feature]", "the key 'data.feature' is not known; did you mean 'features'"),
         ('label = "y"', 'lable = "y"', "the key 'data.labels.lable' is not known; did you mean 'label'"),
         ('name = "x"', 'nam = "x"', r"columns\[0\]\.nam' is not known; did you mean 'name'"),
-        ('label = "y"', "", "data.labels: object missing required field `label`; correct this key"),
+        ('label = "y"', "", "the key 'data.labels.label' is missing; add it"),
         ('"classes"', '"sorting"', "data.labels.task: invalid enum value 'sorting'"),
         ('["1", "2", "3"]', "[1, 2, 3]", "expected `str`, got `int`; write text in quotes"),
         ("columns = [", "columns = [7,", "expected `object`, got `int`"),
-        (', source = "Made up."', "", "missing required field `source`"),
+        (', source = "Made up."', "", "columns\\[0\\].source' is missing; add it"),
         ("part/a.csv", "part/a.txt", "data.features.file must end in"),
     ],
 )

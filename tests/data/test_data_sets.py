@@ -15,9 +15,12 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer, load_digits
 
-from dpzv.data import Column, catalogue, embedded, fetch, flights
-from dpzv.data.cards import CARDS
-from dpzv.data.frames import Frames, encoded, public_split
+from dpzv.config import DataSection
+from dpzv.data import catalogue, sets
+from dpzv.data.catalogue import fetch
+from dpzv.data.columns import Column
+from dpzv.data.frames import RawFrames, encoded, train_and_test
+from dpzv.data.sets import breast_cancer, flights
 from dpzv.errors import ConfigError, DataError
 
 SOURCE = "Made up for this test."
@@ -30,7 +33,7 @@ COLUMNS = (
 
 
 @pytest.fixture(scope="module")
-def raw() -> Frames:
+def raw() -> RawFrames:
     return flights.raw()
 
 
@@ -45,11 +48,11 @@ def rows_of(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_flights_agree_with_a_plain_reading_of_the_csv_files(raw: Frames) -> None:
+def test_flights_agree_with_a_plain_reading_of_the_csv_files(raw: RawFrames) -> None:
     weather = {(row["origin"], row["time_hour"]): row for row in rows_of("weather.csv")}
     planes = {row["tailnum"]: row for row in rows_of("planes.csv")}
     landed = [row for row in rows_of("flights.csv.zip") if row["arr_delay"] not in ("", "NA")]
-    assert len(landed) == CARDS["flights"].records == len(raw.y)
+    assert len(landed) == flights.CARD.records == len(raw.y)
     assert raw.y.sum() == sum(float(row["arr_delay"]) > 15 for row in landed)
     schedule, sky, registry = raw.frames
     for i in np.random.default_rng(0).integers(0, len(landed), 300):
@@ -67,16 +70,16 @@ def test_flights_agree_with_a_plain_reading_of_the_csv_files(raw: Frames) -> Non
         assert np.array_equal(registry["seats"].iloc[i], float(seats), equal_nan=True)
 
 
-def test_no_feature_is_known_only_after_departure(raw: Frames) -> None:
+def test_no_feature_is_known_only_after_departure(raw: RawFrames) -> None:
     names = {name for frame in raw.frames for name in frame.columns}
     assert not names & {"dep_time", "dep_delay", "arr_time", "arr_delay", "air_time"}
     assert [len(frame.columns) for frame in raw.frames] == [7, 9, 7]
     assert raw.frames[0]["weekday"].iloc[0] == 1  # 1 January 2013 was a Tuesday
 
 
-def test_flights_are_encoded_and_split_by_the_public_order(raw: Frames) -> None:
+def test_flights_are_encoded_and_split_by_the_public_order(raw: RawFrames) -> None:
     data = encoded(raw, COLUMNS)
-    train, test = public_split("flights", len(raw.y))
+    train, test = train_and_test("flights", len(raw.y))
     assert [x.shape for x in data.x_train] == [(261_877, 27), (261_877, 2), (261_877, 4)]
     assert [len(x) for x in data.x_test] == [65_469] * 3
     assert np.array_equal(np.sort(np.concatenate([train, test])), np.arange(len(raw.y)))
@@ -86,15 +89,15 @@ def test_flights_are_encoded_and_split_by_the_public_order(raw: Frames) -> None:
     assert data.x_test[0][i, :24].tolist() == [float(hour == j) for j in range(24)]
 
 
-def test_the_fingerprint_is_of_the_records_not_of_their_encoding(raw: Frames) -> None:
+def test_the_fingerprint_is_of_the_records_not_of_their_encoding(raw: RawFrames) -> None:
     full, narrow = encoded(raw, COLUMNS), encoded(raw, COLUMNS[1:])
     assert full.fingerprint == narrow.fingerprint
     relabelled = raw.y.copy()
-    relabelled[public_split("flights", len(raw.y))[0][7]] ^= 1
+    relabelled[train_and_test("flights", len(raw.y))[0][7]] ^= 1
     assert encoded(replace(raw, y=relabelled), COLUMNS).fingerprint != full.fingerprint
 
 
-def test_columns_that_do_not_fit_the_devices_are_refused(raw: Frames) -> None:
+def test_columns_that_do_not_fit_the_devices_are_refused(raw: RawFrames) -> None:
     with pytest.raises(ConfigError, match=r"device 2 \(weather\) has no column"):
         encoded(raw, [column for column in COLUMNS if column.device != 2])
     extra = Column(device=4, name="hour", kind="flag", source=SOURCE)
@@ -119,7 +122,7 @@ def test_a_damaged_flights_file_is_refused(tmp_path: Path) -> None:
 def test_digits_are_four_strips_that_join_to_the_images() -> None:
     data = catalogue.load("digits")
     images, y = load_digits(return_X_y=True)
-    train, test = public_split("digits", len(y))
+    train, test = train_and_test("digits", len(y))
     assert np.array_equal(np.hstack(data.x_train) * 16, images[train])
     assert np.array_equal(np.hstack(data.x_test) * 16, images[test])
     assert np.array_equal(data.y_train, y[train])
@@ -127,7 +130,7 @@ def test_digits_are_four_strips_that_join_to_the_images() -> None:
 
 
 def test_breast_cancer_is_three_groups_of_ten() -> None:
-    raw = embedded.raw_breast()
+    raw = breast_cancer.raw()
     bunch = load_breast_cancer()
     assert np.array_equal(np.hstack([frame.to_numpy() for frame in raw.frames]), bunch.data)
     assert [frame.columns[0] for frame in raw.frames] == ["mean radius", "radius error", "worst radius"]
@@ -142,7 +145,9 @@ def test_breast_cancer_is_three_groups_of_ten() -> None:
 
 
 def test_the_catalogue_describes_without_opening_and_corrects_misspelt_names() -> None:
-    assert catalogue.names()[0] == "flights"
+    order = "flights breast-cancer digits cifar10 mnist amazon credit modelnet40"
+    assert catalogue.names() == tuple(order.split())
+    assert catalogue.names()[0] == catalogue.DEFAULT == DataSection().name
     for name in catalogue.names():
         assert catalogue.describe(name).card.name == name
         assert catalogue.describe(name).where
@@ -150,6 +155,51 @@ def test_the_catalogue_describes_without_opening_and_corrects_misspelt_names() -
         catalogue.load("flihgts")
     with pytest.raises(ConfigError, match="did you mean 'mnist'"):
         catalogue.describe("mnis")
+
+
+PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+TABULAR = """
+import numpy as np
+import pandas as pd
+
+from dpzv.data.cards import Card, Wanted
+from dpzv.data.dataset import Dataset
+from dpzv.data.frames import RawFrames, encoded
+
+
+def load(wanted: Wanted) -> Dataset:
+    y = np.arange(150) % 3
+    frames = tuple(pd.DataFrame({name: y.astype(float)}) for name in ("petal", "sepal"))
+    return encoded(RawFrames(CARD, frames, y, b"iris"), wanted.columns)
+
+
+CARD = Card("iris", "classes", 3, 150, ("petals", "sepals"), True, "Made up.", "", None, load)
+"""
+
+
+@pytest.mark.parametrize("tabular", [False, True])
+def test_a_new_data_set_is_its_file_and_nothing_else(
+    tabular: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found in the folder of data sets and read by its own loader, not by that of a set of the same kind.
+
+    The one that is not tabular is the example on the page for contributors.
+    """
+    example = next(block for block in PAGE.read_text().split("```python\n") if "CARD = Card(" in block).split("```")[0]
+    (tmp_path / "iris.py").write_text(TABULAR if tabular else example)
+    monkeypatch.setattr(sets, "__path__", [*sets.__path__, str(tmp_path)])
+    monkeypatch.setitem(sys.modules, "dpzv.data.sets.iris", None)  # so that it is forgotten after the test
+    del sys.modules["dpzv.data.sets.iris"]
+    assert catalogue.names()[:4] == ("flights", "breast-cancer", "digits", "iris")
+    assert catalogue.describe("iris").present
+    columns = [
+        Column(device=m, name=name, kind="range", low=0, high=2, source=SOURCE)
+        for m, name in enumerate(("petal", "sepal"), 1)
+    ]
+    data = catalogue.load("iris", columns=columns if tabular else [])
+    assert (data.name, data.n_classes, data.devices) == ("iris", 3, ("petals", "sepals"))
+    assert [x.shape for x in data.x_train] == [(120, 1 if tabular else 2)] * 2
+    assert set(data.y_train.tolist()) == set(data.y_test.tolist()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("name", ["modelnet40", "amazon", "credit"])
@@ -165,7 +215,7 @@ def test_sets_of_the_users_own_files_say_what_to_give(name: str, tmp_path: Path)
         catalogue.load(name, tmp_path / "none")
     with pytest.raises(DataError, match=hint):
         catalogue.load(name, tmp_path)
-    with pytest.raises(DataError, match=f"'{name}' should be one that can be fetched, .*; {hint}"):
+    with pytest.raises(DataError, match=f"'{name}' cannot be fetched, .*; {hint}"):
         fetch(name, into=tmp_path)
 
 
@@ -178,7 +228,7 @@ def test_a_holdout_takes_the_place_of_the_test_records() -> None:
 
 def test_describing_imports_neither_pandas_nor_scikit_learn_nor_torch() -> None:
     code = (
-        "import sys; from dpzv.data import describe, names; [describe(name) for name in names()]; "
-        "sys.exit(bool({'pandas', 'sklearn', 'torch'} & set(sys.modules)))"
+        "import sys; from dpzv.data.catalogue import describe, names; [describe(name) for name in names()]; "
+        "sys.exit(bool({'pandas', 'sklearn', 'torch', 'PIL', 'tokenizers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

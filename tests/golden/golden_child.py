@@ -23,7 +23,7 @@ from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.config import Config
 from dpzv.data import catalogue
-from dpzv.data.dataset import Dataset, from_arrays
+from dpzv.data.dataset import Dataset, Records, from_arrays
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import run
 
@@ -64,7 +64,9 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 def split(xs: list[NDArray[Any]], y: NDArray[Any], n_classes: int) -> Dataset:
     """The last quarter of the records is for test."""
     task, n = "binary" if n_classes == 2 else "classes", 3 * len(y) // 4
-    return from_arrays([x[:n] for x in xs], y[:n], [x[n:] for x in xs], y[n:], task=task, n_classes=n_classes)
+    return from_arrays(
+        Records([x[:n] for x in xs], y[:n]), Records([x[n:] for x in xs], y[n:]), task=task, n_classes=n_classes
+    )
 
 
 def pictures(devices: int, pixels: int, n_classes: int, records: int = RECORDS) -> Dataset:

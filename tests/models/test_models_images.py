@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
-from dpzv.models.gabor_patch import Energies, GaborPatchCNN, PatchBank
+from dpzv.models.gabor import Energies, GaborPatchCNN, PatchBank
 from dpzv.models.images import PatchCNN, geometry, pixels
 from dpzv.models.resnet import BasicBlock, ResNet18, shapes
 from dpzv.models.rowwise import require_rowwise

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
 from dpzv.models.dense import linear, mlp
-from dpzv.models.gabor import GaborBank, GaborCNN, gabor_filters
-from dpzv.models.gabor_patch import GaborPatchCNN
+from dpzv.models.gabor import GaborBank, GaborCNN, GaborPatchCNN, gabor_filters
 from dpzv.models.head import Head
 from dpzv.models.images import PatchCNN, StripCNN
-from dpzv.models.initial import orthogonal
+from dpzv.models.layers import orthogonal
 from dpzv.models.rowwise import require_rowwise
 from dpzv.zo.directions import direction
 from dpzv.zo.perturb import step, two_point

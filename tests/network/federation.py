@@ -13,8 +13,9 @@ from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.config import Config
 from dpzv.data import catalogue
-from dpzv.data.alignment import aligned, keyed, split
-from dpzv.data.dataset import Dataset, from_arrays
+from dpzv.data.alignment import aligned, keyed
+from dpzv.data.dataset import Dataset, Records, from_arrays
+from dpzv.data.schedule import holdout
 from dpzv.network.alignment_state import LabelRecords
 from dpzv.network.credentials import Credentials, channel_credentials, server_credentials
 from dpzv.network.device_party import DeviceParty, FeatureRecords
@@ -78,12 +79,11 @@ class Parties:
     def simulated(self, share: float) -> Dataset:
         """The shared records as one data set, in the common order."""
         found = aligned(self.labels.hashes, [f.hashes for f in self.features])
-        train, test = split(found.n, share)
+        train, test = holdout(found.n, share)
         y = self.labels.y[found.rows[0]]
         xs = [f.x[rows] for f, rows in zip(self.features, found.rows[1:], strict=True)]
-        return from_arrays(
-            [x[train] for x in xs], y[train], [x[test] for x in xs], y[test], task="classes", n_classes=10
-        )
+        parts = [Records([x[rows] for x in xs], y[rows]) for rows in (train, test)]
+        return from_arrays(*parts, task="classes", n_classes=10)
 
     def host(self, config: Config, out: Path) -> ServerParty:
         folder = RunFolder.existing(out) if (out / "config.toml").exists() else None

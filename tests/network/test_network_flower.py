@@ -263,7 +263,7 @@ def test_why_the_server_failed_is_in_its_own_log_alone(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "server.log in the server's `out` folder says why" in done.stderr
     assert "of 1439 labels" not in done.stdout + done.stderr
-    assert "1 of 1439 labels are missing or others" in (town.out / "server.log").read_text()
+    assert "1 of 1439 labels are missing or have another value" in (town.out / "server.log").read_text()
 
 
 def test_a_party_without_its_file_is_told_what_to_do() -> None:

@@ -397,7 +397,8 @@ def test_secrets_are_never_readable_by_others(tmp_path: Path, monkeypatch: pytes
 
     def watched(path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
         descriptor = real(path, flags, mode, **more)
-        born[Path(path).name.split(".new")[0].lstrip(".").rsplit(".", 1)[0]] = os.fstat(descriptor).st_mode
+        if flags & os.O_CREAT:
+            born[Path(path).name.removeprefix(".").removesuffix(".new")] = os.fstat(descriptor).st_mode
         return descriptor
 
     monkeypatch.setattr(os, "open", watched)

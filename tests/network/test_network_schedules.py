@@ -29,8 +29,8 @@ from safetensors.torch import load_file
 from town import Town, records, town
 
 from dpzv import config as configuration
-from dpzv.data.alignment import aligned, keyed, split
-from dpzv.data.schedule import BatchSchedule
+from dpzv.data.alignment import aligned, keyed
+from dpzv.data.schedule import BatchSchedule, holdout
 from dpzv.privacy.events import unit_mu
 from dpzv.privacy.plan import epsilon_spent
 from dpzv.privacy.spent import LedgerView, read_ledger, spent
@@ -301,7 +301,7 @@ def accuracy(run: Town) -> float:
     ids, (_, y) = [f"record-{i}" for i in range(N)], records(N, len(DEVICES))
     hashes = keyed(ids, bytes.fromhex("5a" * 32))
     rows = aligned(hashes, [hashes]).rows[0]
-    test = rows[split(N, HOLDOUT)[1]]
+    test = rows[holdout(N, HOLDOUT)[1]]
     said = run.predict([ids[i] for i in test])
     return float(np.mean([said[ids[i]] == "ab"[y[i]] for i in test]))
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from dpzv.metrics import Metrics, headline, headline_text
 from dpzv.report import comparison_table as table
 from dpzv.report import figure
-from dpzv.report.records import FROZEN, Record, headline
+from dpzv.report.records import FROZEN, Record
 
 
 def record(
@@ -127,6 +128,9 @@ def test_the_headline_is_auc_then_accuracy_then_loss() -> None:
     assert headline(values) == ("auc", 0.7)
     assert headline({**values, "test_auc": None}) == ("accuracy", 0.8)
     assert headline({**values, "test_auc": None, "test_accuracy": None}) == ("loss", 0.3)
+    assert headline_text(values) == headline_text(Metrics(0.8, 0.7, 0.3)) == "AUC 0.7000"
+    assert headline_text(Metrics(0.8, None, 0.3)) == "80.00 %"
+    assert headline_text(Metrics(None, None, 0.3)) == "loss 0.3000"
     rows = table.rows([record("dpzv", 1.0, seed, 0.9, test_auc=0.7 + seed / 10) for seed in (0, 1)], None, {})
     assert table.cells(rows[0])[2] == f"0.7500 ± {statistics.stdev([0.7, 0.8]):.4f}"
 

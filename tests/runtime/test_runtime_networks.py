@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from dpzv import models
 from dpzv.config import parse
 from dpzv.data.dataset import Dataset
 from dpzv.errors import ConfigError
-from dpzv.models.gabor_patch import GaborPatchCNN
+from dpzv.models import MODELS, Model
+from dpzv.models.gabor import GaborPatchCNN
 from dpzv.models.images import PatchCNN
 from dpzv.models.resnet import ResNet18
 from dpzv.models.text import TextEncoder
@@ -88,14 +90,39 @@ def test_last_layers_is_a_setting_for_each_device() -> None:
     [
         ({"model": "cnn4"}, 112, "square images of 1 or 3 channels, got 112"),
         ({"model": "resnet18", "start": "gabor"}, 1024, "'cnn' or 'cnn4', got 'resnet18'"),
-        ({"model": "bert", "start": "gabor"}, 64, "starts pretrained, got start 'gabor'"),
+        ({"model": "bert", "start": "gabor"}, 64, "got 'bert' at device 1; 'bert' starts by random or weights"),
         ({"model": "cnn4", "last_layers": 6}, 768, "the 5 layers of this network, got 6"),
-        ({"model": "resnet"}, 1024, "resnet18"),
+        ({"model": "resnet"}, 1024, "invalid value 'resnet'; choose one of: .* resnet18, bert"),
+        ({"model": ["linear", "lineal"]}, 1024, "invalid value 'lineal'; choose one of: linear, "),
+        ({"model": "mlp", "start": "dp-pca"}, 1024, "needs devices.model = 'linear', got 'mlp'"),
     ],
 )
 def test_what_does_not_fit_is_refused(devices: dict[str, Any], width: int, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         made(dataset(width), devices)
+
+
+TWICE = """
+import torch
+
+from dpzv.models import NetworkRequest
+
+
+def make_twice(wanted: NetworkRequest) -> torch.nn.Module:
+    return torch.nn.Linear(wanted.inputs, wanted.embedding)
+"""
+
+
+def test_a_new_network_is_its_module_and_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"devices.model: invalid value 'twice'"):
+        made(dataset(12), {"model": "twice"})
+    (tmp_path / "twice.py").write_text(TWICE)
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    monkeypatch.setitem(MODELS, "twice", Model("twice:make_twice", ("random",)))
+    one, two = made(dataset(12), {"model": ["twice", "linear"], "start": ["random", "dp-pca"]})
+    assert one(torch.ones(3, 12)).shape == two(torch.ones(3, 12)).shape == (3, 8)
+    with pytest.raises(ConfigError, match=r"start 'gabor' needs devices.model = 'cnn' or 'cnn4', got 'twice'"):
+        made(dataset(12), {"model": "twice", "start": "gabor"})
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from dpzv import config as configuration
 from dpzv import recipes
-from dpzv.data.dataset import Dataset, from_arrays
+from dpzv.data.dataset import Dataset, Records, from_arrays
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import run
 
@@ -31,7 +31,9 @@ def generator(name: str) -> np.random.Generator:
 def dataset(xs: list[NDArray[Any]], y: NDArray[Any], n_classes: int) -> Dataset:
     """Records with labels that every device's features tell apart."""
     task = "binary" if n_classes == 2 else "classes"
-    return from_arrays([x[:D] for x in xs], y[:D], [x[D:] for x in xs], y[D:], task=task, n_classes=n_classes)
+    return from_arrays(
+        Records([x[:D] for x in xs], y[:D]), Records([x[D:] for x in xs], y[D:]), task=task, n_classes=n_classes
+    )
 
 
 def pictures(name: str, devices: int, pixels: int, n_classes: int) -> Dataset:

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
-from dpzv.data.cards import CARDS
+from dpzv.data.catalogue import card_of
 from dpzv.errors import ConfigError
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan
@@ -33,7 +33,6 @@ from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.run_plan import plan_of, sizes_of
 from dpzv.runtime.server_run import ServerRun
 from dpzv.terms import Task
-from dpzv.validate import one_of
 
 __all__ = ["Machine", "Target", "Transcript", "target_of"]
 
@@ -156,8 +155,7 @@ class Target:
 
 def target_of(config: Config, noise: NoiseSource) -> Target:
     """The configuration as a target, over records like those of its data set; no data are read."""
-    one_of("data set", config.data.name, CARDS)
-    card = CARDS[config.data.name]
+    card = card_of(config.data.name)
     M, D = len(card.devices), round(_TRAINED * card.records)
     if math.isinf(config.privacy.epsilon) or config.privacy.accounting != "exact":
         raise ConfigError(

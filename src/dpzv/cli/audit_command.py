@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
+
+from dpzv.cli.options import JsonOutcome, Recipe, Sets
 
 if TYPE_CHECKING:
     from dpzv.attacks.audit import Audit, Finding
@@ -17,17 +18,12 @@ __all__ = ["audit"]
 
 
 def audit(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe's name, or a TOML file.")],
-    set_: Annotated[
-        list[str],
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change one key; repeatable.", default_factory=list, show_default=False
-        ),
-    ],
+    recipe: Recipe,
+    set_: Sets,
     trials: Annotated[
         int, typer.Option("--trials", min=1, help="Runs in each of the two worlds; more give a closer bound.")
     ] = 10_000,
-    json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON and nothing else.")] = False,
+    json: JsonOutcome = False,
 ) -> None:
     """Try to break a recipe's privacy claim with a list of attacks, over made-up records.
 
@@ -37,6 +33,7 @@ def audit(
     from dpzv import recipes
     from dpzv.attacks.audit import audit as run_audit
     from dpzv.attacks.target import target_of
+    from dpzv.cli.show import json_text
     from dpzv.errors import PrivacyRefused
     from dpzv.runtime.run_plan import noise_of
 
@@ -48,7 +45,7 @@ def audit(
     with _waiting(json) as observe:
         outcome = run_audit(target, trials, observe)
     if json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode() + "\n")
+        sys.stdout.write(json_text(outcome))
     else:
         _show(outcome)
     if outcome.above:

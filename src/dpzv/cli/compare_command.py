@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,13 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import msgspec
 import typer
 
-from dpzv.declarations import METHODS
-from dpzv.errors import ConfigError
-from dpzv.terms import Accounting
-from dpzv.validate import one_of, positive
+from dpzv.cli.options import (
+    ALL,
+    Account,
+    Jobs,
+    JsonOutcome,
+    Methods,
+    Quiet,
+    Recipe,
+    SetsOfAll,
+    Settings,
+    methods_of,
+    numbers_of,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from dpzv.config import Config, Tree
@@ -26,29 +34,24 @@ if TYPE_CHECKING:
     from dpzv.runtime.compute_cost import Compute
     from dpzv.runtime.grid import Failure, Job, State, Watch
 
-__all__ = ["Executed", "compare", "execute", "fail", "methods_of", "numbers_of"]
+__all__ = ["Comparison", "Executed", "compare", "execute", "fail"]
 
-Recipe = Annotated[str, typer.Argument(help="A shipped recipe's name, or a TOML file.")]
-Sets = Annotated[
-    list[str],
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change one key of all runs; repeatable.",
-        default_factory=list,
-        show_default=False,
-    ),
-]
-Methods = Annotated[str, typer.Option("--methods", help="Methods, separated by commas.")]
-Account = Annotated[Accounting, typer.Option("--accounting", help="The published noise rule, or a guarantee.")]
-Settings = Annotated[
-    Path | None, typer.Option("--settings", help="What each method changes in the recipe; default: as shipped.")
-]
-Jobs = Annotated[int, typer.Option("--jobs", min=0, help="Runs at once; 0: as cores and memory allow.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no table; errors only.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON and nothing else.")]
 
-ALL = ",".join(METHODS)
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The options of `dpzv compare`."""
+
+    recipe: Recipe
+    set_: SetsOfAll
+    methods: Methods = ALL
+    epsilon: Annotated[str, typer.Option("--epsilon", help="Numbers or inf, separated by commas.")] = "1"
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each, with train.seed 0, 1, ...")] = 3
+    accounting: Account = "exact"
+    settings: Settings = None
+    out: Annotated[Path | None, typer.Option("--out", help="The folder; default runs/compare-RECIPE.")] = None
+    jobs: Jobs = 0
+    json: JsonOutcome = False
+    quiet: Quiet = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +78,8 @@ class _Cell:
         return f"{self.method}{'' if self.epsilon is None else f'-eps{self.epsilon:g}'}-seed{self.seed}"
 
 
-def compare(
-    recipe: Recipe,
-    set_: Sets,
-    methods: Methods = ALL,
-    epsilon: Annotated[str, typer.Option("--epsilon", help="Numbers or inf, separated by commas.")] = "1",
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each, with train.seed 0, 1, ...")] = 3,
-    accounting: Account = "exact",
-    settings: Settings = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The folder; default runs/compare-RECIPE.")] = None,
-    jobs: Jobs = 0,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@with_options(Comparison)
+def compare(asked: Comparison) -> None:
     """Compare methods on a recipe, beside untrained devices; runs that are finished are not run again.
 
     Example: dpzv compare digits --methods dpzv,vafl --epsilon 1,5 --seeds 2
@@ -96,17 +88,16 @@ def compare(
     from dpzv import recipes
     from dpzv.runtime.grid import layered
 
-    tree = recipes.tree(recipe)
-    chosen = recipes.settings(recipe, accounting, settings)
-    changes = [*map(configuration.set_key, set_), {"privacy": {"accounting": accounting}}]
-    names, epsilons = methods_of(methods), numbers_of("--epsilon", epsilon)
-    cells = _cells(tree, chosen, changes, names, epsilons, seeds)
-    folder = out or Path("runs") / f"compare-{Path(recipe).stem}"
+    tree = recipes.tree(asked.recipe)
+    changes = [*map(configuration.set_key, asked.set_), {"privacy": {"accounting": asked.accounting}}]
+    cells = _cells(asked, tree, changes)
+    folder = asked.out or Path("runs") / f"compare-{Path(asked.recipe).stem}"
     base = configuration.parse(layered(tree, {}, "", [*changes, {"train": {"method": "dpzv"}}]))
-    executed = execute({cell.name: cell.config for cell in cells}, base, folder, jobs, quiet=quiet or json)
+    quiet = asked.quiet or asked.json
+    executed = execute({cell.name: cell.config for cell in cells}, base, folder, asked.jobs, quiet=quiet)
     records = _records(cells, executed, folder)
     if records:
-        _report(recipe, accounting, cells, records, executed, seeds, folder, quiet=quiet, json=json)
+        _report(asked, cells, records, executed.compute, folder)
     fail(executed.failures)
 
 
@@ -125,23 +116,6 @@ def execute(configs: dict[str, Config], base: Config, folder: Path, jobs: int, *
     return Executed(made, compute, failures)
 
 
-def methods_of(text: str) -> list[str]:
-    """The methods of an option, each once."""
-    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not names:
-        raise ConfigError(f"--methods expects names separated by commas, got '{text}'; e.g. --methods dpzv,vafl.")
-    return [one_of("the method", name, METHODS) for name in names]
-
-
-def numbers_of(option: str, text: str) -> list[float]:
-    """The positive numbers of an option, each once."""
-    try:
-        numbers = list(dict.fromkeys(float(word) for word in text.split(",")))
-    except ValueError:
-        raise ConfigError(f"{option} expects numbers separated by commas, got '{text}'; e.g. {option} 0.5,1.") from None
-    return [positive(option, number) for number in numbers]
-
-
 def fail(failures: Sequence[Failure]) -> None:
     """Say which runs failed and why, and end with the exit code of the first; do nothing if there are none."""
     for failure in failures:
@@ -150,23 +124,24 @@ def fail(failures: Sequence[Failure]) -> None:
         raise typer.Exit(failures[0].code)
 
 
-def _cells(
-    tree: Tree, settings: dict[str, Any], changes: list[Tree], methods: list[str], epsilons: list[float], seeds: int
-) -> list[_Cell]:
+def _cells(asked: Comparison, tree: Tree, changes: list[Tree]) -> list[_Cell]:
     """Untrained devices first, then every method at every epsilon, each with every seed."""
     from dpzv import config as configuration
+    from dpzv import recipes
     from dpzv.report.records import FROZEN
     from dpzv.runtime.grid import layered
 
+    settings = recipes.settings(asked.recipe, asked.accounting, asked.settings)
+    methods, epsilons = methods_of(asked.methods), numbers_of("--epsilon", asked.epsilon)
     cells = []
-    for seed in range(seeds):
+    for seed in range(asked.seeds):
         # a private start pays from the budget even if nothing is trained: it gets the smallest one
         last = {"train": {"rounds": 0, "seed": seed}, "head": {"rule": "frozen"}, "privacy": {"epsilon": min(epsilons)}}
         config = configuration.parse(layered(tree, settings, FROZEN, [*changes, last]))
         cells.append(_Cell(FROZEN, None, seed, config))
     for method in methods:
         for epsilon in epsilons:
-            for seed in range(seeds):
+            for seed in range(asked.seeds):
                 last = {"train": {"method": method, "seed": seed}, "privacy": {"epsilon": epsilon}}
                 config = configuration.parse(layered(tree, settings, method, [*changes, last]))
                 cells.append(_Cell(method, epsilon, seed, config))
@@ -192,37 +167,28 @@ def _shown(cell: _Cell) -> float | None:
     return None if cell.epsilon is None or math.isinf(cell.epsilon) else cell.epsilon
 
 
-def _report(
-    recipe: str,
-    accounting: str,
-    cells: list[_Cell],
-    records: list[Record],
-    executed: Executed,
-    seeds: int,
-    folder: Path,
-    *,
-    quiet: bool,
-    json: bool,
-) -> None:
+def _report(asked: Comparison, cells: list[_Cell], records: list[Record], compute: Compute, folder: Path) -> None:
     """Write table.json, table.md and figure.png, and print the table."""
+    from dpzv.cli.show import json_text
+    from dpzv.durable import write_atomically
     from dpzv.report import comparison_table, figure
-    from dpzv.runtime.run_folder import write_atomically
 
     trained = [cell for cell in cells if cell.epsilon is not None]
     train = trained[0].config.train
     target = max(train.target, default=None)
-    compute = {cell.method: executed.compute.cost(cell.config).factor for cell in trained}
-    made = comparison_table.rows(records, target, compute)
+    factors = {cell.method: compute.cost(cell.config).factor for cell in trained}
+    made = comparison_table.rows(records, target, factors)
     above = comparison_table.ahead(made)
-    below = comparison_table.footnotes(made, seeds, train.eval_every)
-    outcome = {"schema": 1, "recipe": recipe, "accounting": accounting, "ahead": above, "rows": made, "notes": below}
-    text = msgspec.json.format(msgspec.json.encode(outcome), indent=2) + b"\n"
-    write_atomically(folder / "table.json", text)
+    below = comparison_table.footnotes(made, asked.seeds, train.eval_every)
+    said = {"schema": 1, "recipe": asked.recipe, "accounting": asked.accounting}
+    text = json_text({**said, "ahead": above, "rows": made, "notes": below})
+    write_atomically(folder / "table.json", text.encode())
     write_atomically(folder / "table.md", comparison_table.markdown(made, above, below).encode())
-    figure.draw(records, target, f"{Path(recipe).stem}, {accounting} accounting", folder / "figure.png")
-    if json:
-        sys.stdout.write(text.decode())
-    elif not quiet:
+    title = f"{Path(asked.recipe).stem}, {asked.accounting} accounting"
+    figure.draw(records, target, title, folder / "figure.png")
+    if asked.json:
+        sys.stdout.write(text)
+    elif not asked.quiet:
         _show(made, above, below, folder)
 
 
@@ -262,37 +228,22 @@ def _interrupted() -> NoReturn:
 @contextmanager
 def _watching(quiet: bool) -> Iterator[Watch]:
     """A watch with one bar over all runs that asks them to stop on Ctrl-C or SIGTERM."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from dpzv.cli.show import progress_bar, stop_asked
 
-    stopped = False
-
-    def stop(number: int, frame: object) -> None:
-        nonlocal stopped
-        if stopped:  # a second Ctrl-C does not wait for the children's checkpoints
-            raise KeyboardInterrupt
-        stopped = True
-
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[figures]}"))
-    bar = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), disable=quiet)
+    bar = progress_bar(quiet)
     task = bar.add_task("starting", total=None, figures="")
+    with stop_asked() as stopped, bar:
 
-    def watch(state: State) -> bool:
-        figures = f"round {state.rounds}/{state.rounds_total}, {state.runs} of {state.runs_total} runs"
-        figures += f", {state.failed} failed" if state.failed else ""
-        bar.update(
-            task,
-            description="stopping" if stopped else state.stage,
-            total=state.rounds_total or None,
-            completed=state.rounds,
-            figures=figures if state.runs_total else "",
-        )
-        return not stopped
+        def watch(state: State) -> bool:
+            figures = f"round {state.rounds}/{state.rounds_total}, {state.runs} of {state.runs_total} runs"
+            figures += f", {state.failed} failed" if state.failed else ""
+            bar.update(
+                task,
+                description="stopping" if stopped() else state.stage,
+                total=state.rounds_total or None,
+                completed=state.rounds,
+                figures=figures if state.runs_total else "",
+            )
+            return not stopped()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with bar:
-            yield watch
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        yield watch

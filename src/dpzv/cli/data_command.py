@@ -8,13 +8,15 @@ from typing import Annotated
 import msgspec
 import typer
 
+from dpzv.cli.options import Json
+
 __all__ = ["app"]
 
 app = typer.Typer(help="Data sets: list them, fetch them.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("list")
-def list_(json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False) -> None:
+def list_(json: Json = False) -> None:
     """List the data sets: records, devices, task, source, and whether they are here.
 
     Example: dpzv data list
@@ -23,7 +25,12 @@ def list_(json: Annotated[bool, typer.Option("--json", help="Print machine-reada
 
     found = [catalogue.describe(name) for name in catalogue.names()]
     if json:
-        typer.echo(msgspec.json.encode(found).decode())
+        shown = ("name", "task", "n_classes", "records", "devices", "tabular", "source", "get")
+        values = [
+            {"card": {key: getattr(entry.card, key) for key in shown}, "present": entry.present, "where": entry.where}
+            for entry in found
+        ]
+        typer.echo(msgspec.json.encode(values).decode())
         return
     for entry in found:
         card = entry.card
@@ -43,6 +50,6 @@ def fetch(
 
     Example: dpzv data fetch mnist --from ~/Downloads/mnist
     """
-    from dpzv.data.fetch import fetch as fetch_files
+    from dpzv.data import catalogue
 
-    typer.echo(fetch_files(name, from_path=from_))
+    typer.echo(catalogue.fetch(name, from_path=from_))

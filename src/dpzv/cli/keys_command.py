@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from dpzv.cli.options import Json
+
 if TYPE_CHECKING:
     from dpzv.network.keyfiles import Description
 
@@ -69,7 +71,7 @@ def issue(
 @app.command()
 def show(
     files: Annotated[list[Path], typer.Argument(help="Certificates, e.g. hospital/hospital.crt.")],
-    json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Show whose a certificate is, until when, and whether it belongs to the ca.crt beside it.
 

@@ -8,7 +8,6 @@ from typing import Annotated, NoReturn
 import typer
 import typer.core
 
-from dpzv import __version__
 from dpzv.cli import (
     audit_command,
     compare_command,
@@ -16,11 +15,11 @@ from dpzv.cli import (
     keys_command,
     network_command,
     privacy_command,
-    recipes_command,
     train_command,
     tune_command,
 )
 from dpzv.errors import DpzvError
+from dpzv.version import VERSION
 
 __all__ = ["app", "main"]
 
@@ -38,7 +37,7 @@ app.command("train")(train_command.train)
 app.command("resume")(train_command.resume)
 app.command("compare")(compare_command.compare)
 app.command("tune")(tune_command.tune)
-app.command("recipes")(recipes_command.recipes)
+app.command("recipes")(train_command.recipes)
 app.command("audit")(audit_command.audit)
 app.command("server")(network_command.server)
 app.command("device")(network_command.device)
@@ -50,7 +49,7 @@ app.add_typer(privacy_command.app, name="privacy")
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"dpzv {__version__}")
+        typer.echo(f"dpzv {VERSION}")
         raise typer.Exit
 
 

@@ -34,6 +34,7 @@ def server(
 
     Example: dpzv server server.toml
     """
+    from dpzv.cli.show import json_text, result
     from dpzv.errors import ConfigError
     from dpzv.network.party_file import load_party
     from dpzv.network.serve import open_folder
@@ -52,10 +53,8 @@ def server(
         typer.echo("dpzv: stopped; everything up to here is kept, the same command goes on.", err=True)
         raise typer.Exit(130)
     if json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n")
+        sys.stdout.write(json_text(summary))
     elif not quiet:
-        from dpzv.cli.show import result
-
         result([summary], own.out)
 
 
@@ -89,15 +88,14 @@ def predict(
 
     Example: dpzv predict server.toml --ids new.txt --out predictions.csv
     """
-    from dpzv.data.alignment import keyed
     from dpzv.data.party_records import in_units
+    from dpzv.durable import write_atomically
     from dpzv.errors import DataError
     from dpzv.models.losses import predictions
     from dpzv.network.credentials import server_credentials
-    from dpzv.network.keyfiles import read_alignment_key
     from dpzv.network.party_file import load_party
     from dpzv.network.predict import Predictor
-    from dpzv.runtime.run_folder import RunFolder, write_atomically
+    from dpzv.runtime.run_folder import RunFolder
 
     own = load_party(party)
     _log(quiet)
@@ -105,7 +103,7 @@ def predict(
         raise DataError(f"{ids} does not exist; give a text file with one record id a line.")
     names = [line.strip() for line in ids.read_text().splitlines() if line.strip()]
     labels = own.labels()
-    wanted = partial(keyed, names, read_alignment_key(own.alignment_key))
+    wanted = partial(own.hashed, names)
     predictor = Predictor(own.config, labels, RunFolder.existing(own.out), wanted)
     output = asyncio.run(predictor.run(own.listen, server_credentials(own.credentials), seconds))
     values = predictions(labels.task, output).cpu().numpy()

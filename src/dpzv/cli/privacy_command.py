@@ -5,7 +5,9 @@ Nothing here imports torch, and `convert` and `plan` without a sampled head impo
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,13 +19,16 @@ from dpzv.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpzv.privacy.plan import PlanRequest
+from dpzv.cli.options import Json, with_options
 
-__all__ = ["app"]
+if TYPE_CHECKING:
+    from dpzv.privacy.plan import PlanRequest
+
+__all__ = ["PlanOptions", "TheoryOptions", "app"]
 
 app = typer.Typer(
     help="Budgets: convert them, plan with them, see what was spent.", no_args_is_help=True, rich_markup_mode=None
 )
-Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
 Delta = Annotated[float | None, typer.Option("--delta", help="Failure probability delta_dp.")]
 Epsilon = Annotated[float | None, typer.Option("--epsilon", help="Epsilon.")]
 
@@ -54,70 +59,76 @@ def convert(
     _print({"mu": mu, "epsilon": epsilon, "delta_dp": delta}, json)
 
 
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The options of `dpzv privacy plan`."""
+
+    epsilon: Annotated[float, typer.Option("--epsilon", help="The budget.")]
+    delta: Annotated[float, typer.Option("--delta", help="Failure probability; below 1/records.")]
+    records: Annotated[int, typer.Option("--records", help="Training records D.")]
+    batch: Annotated[int, typer.Option("--batch", help="Records a release B.")]
+    passes: Annotated[float, typer.Option("--passes", help="Passes of each device over its records.")]
+    devices: Annotated[int, typer.Option("--devices", help="Devices M.")]
+    clip: Annotated[float, typer.Option("--clip", help="Clip C.")] = 1.0
+    neighbours: Annotated[Literal["replace-one", "zero-out"], typer.Option("--neighbours")] = "replace-one"
+    accounting: Annotated[Literal["exact", "paper"], typer.Option("--accounting")] = "exact"
+    head: Annotated[str, typer.Option("--head", help="How w_0 moves.", click_type=click.Choice(list(HEAD_RULES)))] = (
+        "frozen"
+    )
+    head_batch: Annotated[int, typer.Option("--head-batch", help="dp-sgd: expected records a step.")] = 8192
+    head_steps: Annotated[int, typer.Option("--head-steps", help="dp-sgd: steps in all.")] = 400
+    head_share: Annotated[float, typer.Option("--head-share", help="dp-sgd: its share of mu^2.")] = 0.5
+    sweep: Annotated[bool, typer.Option("--sweep", help="A table over batch, passes and split.")] = False
+    json: Json = False
+
+    def request(self, B: int, passes: float, head_share: float) -> PlanRequest:
+        """The plan that is asked for, with these values in place of the options'."""
+        from dpzv.privacy.plan import PlanRequest
+        from dpzv.privacy.planning import participation_cap
+
+        D, M = self.records, self.devices
+        T = M * max(1, math.floor(passes * D / B))
+        return PlanRequest(
+            epsilon=self.epsilon,
+            delta_dp=self.delta,
+            accounting=self.accounting,
+            neighbours=self.neighbours,
+            protects="records",
+            C=self.clip,
+            B=B,
+            D=D,
+            M=M,
+            T=T,
+            participations=participation_cap(T=T, B=B, D=D, M=M, equal_speeds=True),
+            min_batch=1,
+            head_rule=self.head,
+            starts=tuple("random" for _ in range(M)),
+            method="dpzv",
+            start_share=0.0,
+            head_batch=min(self.head_batch, D),
+            head_steps=self.head_steps,
+            head_share=head_share,
+        )
+
+
 @app.command()
-def plan(
-    epsilon: Annotated[float, typer.Option("--epsilon", help="The budget.")],
-    delta: Annotated[float, typer.Option("--delta", help="Failure probability; below 1/records.")],
-    records: Annotated[int, typer.Option("--records", help="Training records D.")],
-    batch: Annotated[int, typer.Option("--batch", help="Records a release B.")],
-    passes: Annotated[float, typer.Option("--passes", help="Passes of each device over its records.")],
-    devices: Annotated[int, typer.Option("--devices", help="Devices M.")],
-    clip: Annotated[float, typer.Option("--clip", help="Clip C.")] = 1.0,
-    neighbours: Annotated[Literal["replace-one", "zero-out"], typer.Option("--neighbours")] = "replace-one",
-    accounting: Annotated[Literal["exact", "paper"], typer.Option("--accounting")] = "exact",
-    head: Annotated[
-        str, typer.Option("--head", help="How w_0 moves.", click_type=click.Choice(list(HEAD_RULES)))
-    ] = "frozen",
-    head_batch: Annotated[int, typer.Option("--head-batch", help="dp-sgd: expected records a step.")] = 8192,
-    head_steps: Annotated[int, typer.Option("--head-steps", help="dp-sgd: steps in all.")] = 400,
-    head_share: Annotated[float, typer.Option("--head-share", help="dp-sgd: its share of mu^2.")] = 0.5,
-    sweep: Annotated[bool, typer.Option("--sweep", help="A table over batch, passes and split.")] = False,
-    json: Json = False,
-) -> None:
+@with_options(PlanOptions)
+def plan(asked: PlanOptions) -> None:
     """How much noise a budget needs, and what the paper's rule would have needed and claimed.
 
     Example: dpzv privacy plan --epsilon 1 --delta 1e-5 --records 60000 --batch 512 --passes 5 --devices 7
     """
-    from dpzv.privacy.plan import PlanRequest
-    from dpzv.privacy.planning import participation_cap
-
-    def request(B: int, n: float, share: float) -> PlanRequest:
-        T = devices * max(1, math.floor(n * records / B))
-        return PlanRequest(
-            epsilon=epsilon,
-            delta_dp=delta,
-            accounting=accounting,
-            neighbours=neighbours,
-            protects="records",
-            C=clip,
-            B=B,
-            D=records,
-            M=devices,
-            T=T,
-            participations=participation_cap(T=T, B=B, D=records, M=devices, equal_speeds=True),
-            min_batch=1,
-            head_rule=head,
-            starts=("random",) * devices,
-            method="dpzv",
-            start_share=0.0,
-            head_batch=min(head_batch, records),
-            head_steps=head_steps,
-            head_share=share,
-        )
-
-    private = HEAD_RULES[head].sampled
-    if sweep:
-        shares = (0.25, 0.5, 0.75) if private else (head_share,)
-        grid = [
-            (B, n, share)
-            for B in sorted({max(1, min(records, int(batch * factor))) for factor in (0.25, 0.5, 1, 2, 4)})
-            for n in (passes / 4, passes, 4 * passes)
-            for share in shares
-        ]
-        rows = [_row(request(B, n, share), n) for B, n, share in grid]
-        _print_sweep(rows, private, json)
-    else:
-        _print(_figures(request(batch, passes, head_share)), json)
+    if not asked.sweep:
+        _print(_figures(asked.request(asked.batch, asked.passes, asked.head_share)), asked.json)
+        return
+    with_head = HEAD_RULES[asked.head].sampled
+    rows = [
+        _row(asked.request(B, n, share), n)
+        for B in sorted({max(1, min(asked.records, int(asked.batch * factor))) for factor in (0.25, 0.5, 1, 2, 4)})
+        for n in (asked.passes / 4, asked.passes, 4 * asked.passes)
+        for share in ((0.25, 0.5, 0.75) if with_head else (asked.head_share,))
+    ]
+    _print_sweep(rows, with_head, asked.json)
 
 
 @app.command()
@@ -143,43 +154,49 @@ def spent(
     typer.echo(told.table())
 
 
+@dataclass(frozen=True, slots=True)
+class TheoryOptions:
+    """The options of `dpzv privacy theory`."""
+
+    F: Annotated[float, typer.Option("--F", help="Loss at the start above its infimum.")]
+    L: Annotated[float, typer.Option("--L", help="Smoothness.")]
+    l: Annotated[float, typer.Option("--l", help="Lipschitz constant.")]  # noqa: E741 (the paper's letter)
+    sigma_s: Annotated[float, typer.Option("--sigma-s", help="Deviation of a record's gradient.")]
+    d: Annotated[int, typer.Option("--d", help="All trained weights.")]
+    d_0: Annotated[int, typer.Option("--d-0", help="Weights of the head.")]
+    d_m: Annotated[int, typer.Option("--d-m", help="Weights of the largest device.")]
+    B: Annotated[int, typer.Option("--batch", help="Records a batch.")]
+    T: Annotated[int, typer.Option("--rounds", help="Rounds.")]
+    D: Annotated[int, typer.Option("--records", help="Records.")]
+    mu: Annotated[float, typer.Option("--mu", help="Budget mu.")]
+    q_m: Annotated[float, typer.Option("--q-m", help="Least participation probability of a device.")] = 1.0
+    tau: Annotated[int, typer.Option("--tau", help="Largest delay in rounds.")] = 0
+    C: Annotated[float | None, typer.Option("--clip", help="Clip; default: the least the theorem admits.")] = None
+    json: Json = False
+
+
 @app.command()
-def theory(
-    F: Annotated[float, typer.Option("--F", help="Loss at the start above its infimum.")],
-    L: Annotated[float, typer.Option("--L", help="Smoothness.")],
-    l: Annotated[float, typer.Option("--l", help="Lipschitz constant.")],  # noqa: E741 (the paper's letter)
-    sigma_s: Annotated[float, typer.Option("--sigma-s", help="Deviation of a record's gradient.")],
-    d: Annotated[int, typer.Option("--d", help="All trained weights.")],
-    d_0: Annotated[int, typer.Option("--d-0", help="Weights of the head.")],
-    d_m: Annotated[int, typer.Option("--d-m", help="Weights of the largest device.")],
-    B: Annotated[int, typer.Option("--batch", help="Records a batch.")],
-    T: Annotated[int, typer.Option("--rounds", help="Rounds.")],
-    D: Annotated[int, typer.Option("--records", help="Records.")],
-    mu: Annotated[float, typer.Option("--mu", help="Budget mu.")],
-    q_m: Annotated[float, typer.Option("--q-m", help="Least participation probability of a device.")] = 1.0,
-    tau: Annotated[int, typer.Option("--tau", help="Largest delay in rounds.")] = 0,
-    C: Annotated[float | None, typer.Option("--clip", help="Clip; default: the least the theorem admits.")] = None,
-    json: Json = False,
-) -> None:
+@with_options(TheoryOptions)
+def theory(asked: TheoryOptions) -> None:
     """Theorem 1 of the paper term by term, the step, smoothing and clip it admits, and the corollary's rounds.
 
     Example: dpzv privacy theory --F 2.3 --L 1 --l 1 --sigma-s 1 --d 5000 --d-0 2000 --d-m 1000 --batch 512
     --rounds 10000 --records 60000 --mu 0.27
     """
-    import dataclasses
-
     from dpzv.privacy import theory as paper
     from dpzv.privacy.gdp import paper_sigma_dp
 
-    constants = paper.Constants(F=F, L=L, l=l, sigma_s=sigma_s, d=d, d_0=d_0, d_m=d_m, q_m=q_m, tau=tau, B=B)
+    names = [field.name for field in dataclasses.fields(paper.Constants)]
+    constants = paper.Constants(**{name: getattr(asked, name) for name in names})
+    T, D, mu = asked.T, asked.D, asked.mu
     eta, lam = paper.admissible_eta(constants, T), paper.admissible_lam(constants, T)
-    clip = C if C is not None else paper.least_clip(constants, lam) * 1.5
+    clip = asked.C if asked.C is not None else paper.least_clip(constants, lam) * 1.5
     sigma_dp = paper_sigma_dp(clip, T, D, mu)
     found = paper.bound(constants, T=T, eta=eta, lam=lam, C=clip, sigma_dp=sigma_dp)
     rounds, rate = paper.corollary_rounds(constants, C=clip, D=D, mu=mu)
     values = {"eta": eta, "lam": lam, "C": clip, "least_C": paper.least_clip(constants, lam), "sigma_dp": sigma_dp}
     terms = {**dataclasses.asdict(found), "bound": found.total}
-    _print({**values, **terms, "corollary_rounds": rounds, "corollary_rate": rate}, json)
+    _print({**values, **terms, "corollary_rounds": rounds, "corollary_rate": rate}, asked.json)
 
 
 def _figures(asked: PlanRequest) -> dict[str, Any]:

@@ -1,18 +1,55 @@
-"""How a finished run is shown: a small table, then the privacy statement in words."""
+"""How runs are shown: a bar that can be stopped while they go on, then a small table and the statement in words."""
 
 from __future__ import annotations
 
 import math
+import signal
 import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-__all__ = ["result", "statement_text"]
+from dpzv.metrics import headline_text
+
+__all__ = ["json_text", "progress_bar", "result", "statement_text", "stop_asked"]
 
 INDENT = 15  # where the text of a statement's labelled line begins
+
+
+@contextmanager
+def stop_asked() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C or SIGTERM came; a second one does not wait for what is under way."""
+    stopped = False
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal stopped
+        if stopped:
+            raise KeyboardInterrupt
+        stopped = True
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def progress_bar(quiet: bool) -> Progress:
+    """A bar on standard error, or none; its tasks have a field `figures`."""
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[figures]}"))
+    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), disable=quiet)
+
+
+def json_text(values: object) -> str:
+    """Values as indented JSON that ends with its line."""
+    return msgspec.json.format(msgspec.json.encode(values), indent=2).decode() + "\n"
 
 
 def result(summaries: list[dict[str, Any]], folder: Path) -> None:
@@ -24,8 +61,8 @@ def result(summaries: list[dict[str, Any]], folder: Path) -> None:
         epsilon = summary["epsilon"]
         table.add_row(
             "frozen devices" if summary["rounds"] == 0 else f"{summary['method']}, {summary['head_rule']}",
-            _metrics(summary),
-            _metrics(summary["private_head"]),
+            headline_text(summary),
+            headline_text(summary["private_head"]),
             str(summary["rounds"]),
             f"{(summary['bytes_up'] + summary['bytes_down']) / 1e6:.1f}",
             f"{summary['seconds']:.1f}",
@@ -46,11 +83,3 @@ def statement_text(text: str) -> None:
     for line in text.splitlines():
         folded = textwrap.fill(line, console.width - 1, subsequent_indent=" " * INDENT)
         console.print(folded, highlight=False, markup=False)
-
-
-def _metrics(values: dict[str, Any]) -> str:
-    if values["test_auc"] is not None:
-        return f"AUC {values['test_auc']:.4f}"
-    if values["test_accuracy"] is not None:
-        return f"{100 * values['test_accuracy']:.2f} %"
-    return f"loss {values['test_loss']:.4f}"

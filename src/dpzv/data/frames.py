@@ -1,4 +1,4 @@
-"""Raw frames per device, before the recipe's public encoding; and the public split into training and test."""
+"""Raw frames per device, before the recipe's public encoding; and their public split into training and test."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 from dpzv.data.cards import Card
 from dpzv.data.columns import Column, encode, of_device
-from dpzv.data.dataset import Dataset, fingerprint_of, from_arrays
-from dpzv.data.schedule import public_order
+from dpzv.data.dataset import Dataset, Records, fingerprint_of
+from dpzv.data.schedule import public_split
 from dpzv.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Frames", "encoded", "public_split"]
+__all__ = ["RawFrames", "encoded", "train_and_test"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Frames:
+class RawFrames:
     """The same records at every device of `card`: one raw frame each, and the labels `y`, int64 [records].
 
     digest: bytes that stand for the raw values. They enter the fingerprint in place of the encoded features,
@@ -35,36 +35,29 @@ class Frames:
     digest: bytes
 
 
-def public_split(name: str, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sorted ids of training and test records (a fifth, rounded down), by a fixed public order of `name`.
+def train_and_test(name: str, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sorted numbers of the training and the test records (a fifth, rounded down) of the data set `name`.
 
-    Not stratified: a split that looks at labels would tie every record to every other.
+    The stream's name is a format: it fixes which records are tested on.
     """
-    order = public_order(n, "dpzv", "test-split", name)
-    return np.sort(order[n // 5 :]), np.sort(order[: n // 5])
+    train, test = public_split(n, n // 5, "dpzv", "test-split", name)
+    return np.sort(train), np.sort(test)
 
 
-def encoded(raw: Frames, columns: Sequence[Column]) -> Dataset:
+def encoded(raw: RawFrames, columns: Sequence[Column]) -> Dataset:
     """Split `raw` publicly and encode every device's frame by its `columns`."""
     card = raw.card
     _check_devices(raw, columns)
     arrays = [encode(frame, of_device(columns, m)) for m, frame in enumerate(raw.frames, 1)]
-    train, test = public_split(card.name, len(raw.y))
-    return from_arrays(
-        [x[train] for x in arrays],
-        raw.y[train],
-        [x[test] for x in arrays],
-        raw.y[test],
-        task=card.task,
-        n_classes=card.n_classes,
-        devices=card.devices,
-        name=card.name,
-        source=card.source,
-        fingerprint=fingerprint_of([train, raw.y[train], raw.digest]),
+    train, test = train_and_test(card.name, len(raw.y))
+    return card.dataset(
+        Records([x[train] for x in arrays], raw.y[train]),
+        Records([x[test] for x in arrays], raw.y[test]),
+        fingerprint_of([train, raw.y[train], raw.digest]),
     )
 
 
-def _check_devices(raw: Frames, columns: Sequence[Column]) -> None:
+def _check_devices(raw: RawFrames, columns: Sequence[Column]) -> None:
     name, devices = raw.card.name, raw.card.devices
     M = len(devices)
     if not columns:

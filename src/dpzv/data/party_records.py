@@ -1,7 +1,7 @@
 """A party's own file: a device's ids and features, the server's ids and labels, from CSV or Parquet.
 
-How values are read says the party's settings alone, never a look at the other rows: a row becomes the same numbers
-whatever else the file holds.
+The party's settings alone say how values are read: a row becomes the same numbers whatever the other rows of the file
+hold.
 
     used as                           text (CSV, or text in Parquet)               Parquet's own types
     id                                as written, without spaces around it         whole numbers as decimal text
@@ -15,7 +15,6 @@ listed is never missing. What a missing or unlisted feature becomes is in the ta
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from dpzv.data.columns import Column, encode, width
 from dpzv.data.rows import ENDINGS, Block, blocks, number_of, present, text_of
 from dpzv.errors import ConfigError, DataError
 from dpzv.terms import Task
-from dpzv.validate import nearest
+from dpzv.validate import converted
 
 __all__ = [
     "FeatureSettings",
@@ -145,10 +144,7 @@ def parse(tree: Mapping[str, Any], folder: Path) -> PartyData:
     if isinstance(features, Mapping) and isinstance(features.get("columns"), list):
         columns = [{**column, "device": 1} if isinstance(column, Mapping) else column for column in features["columns"]]
         tree = {**tree, "features": {**features, "columns": columns}}
-    try:
-        data = msgspec.convert(tree, PartyData)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error))) from None
+    data = converted(tree, PartyData, below="data")
     found: dict[str, Any] = {}
     for name, part in (("features", data.features), ("labels", data.labels)):
         if part is not None:
@@ -197,7 +193,7 @@ def read_labels(settings: LabelSettings) -> LabelTable:
         if np.isnan(numbers).any():
             unknown = int(np.isnan(numbers).sum())
             raise DataError(
-                f"{where} must hold numbers, but {unknown} of {len(ids)} are missing or none; correct them."
+                f"{where} must hold numbers, but {unknown} of {len(ids)} are missing or no numbers; correct them."
             )
         low, high = _range(settings)
         y = 2 * (np.clip(numbers, low, high) - low) / (high - low) - 1
@@ -207,7 +203,7 @@ def read_labels(settings: LabelSettings) -> LabelTable:
     if (codes < 0).any():
         raise DataError(
             f"{where} must hold the {len(place)} values of data.labels.classes, but {int((codes < 0).sum())} of "
-            f"{len(ids)} labels are missing or others; correct them or the list of classes."
+            f"{len(ids)} labels are missing or have another value; correct them or the list of classes."
         )
     return LabelTable(ids=ids, y=codes)
 
@@ -229,28 +225,11 @@ def _check_file(key: str, file: str) -> None:
         raise ConfigError(f"{key} must end in .csv, .csv.gz or .parquet, got '{file}'; convert or rename the file.")
 
 
-def _explain(problem: str) -> str:
-    """msgspec's ``Object contains unknown field `fil` - at `$.features` `` as our sentence."""
-    what, _, where = problem.partition(" - at `$")
-    key = "data" + where.rstrip("`")
-    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", what)
-    if unknown:
-        kinds: dict[str, type[msgspec.Struct]] = {
-            "data": PartyData,
-            "data.features": FeatureSettings,
-            "data.labels": LabelSettings,
-        }
-        known = kinds.get(key, Column).__struct_fields__
-        return f"the key '{key}.{unknown[1]}' is not known; {nearest(unknown[1], known)}"
-    hint = "write text in quotes" if what.startswith("Expected `str`") else "correct this key of the party's file"
-    return f"{key}: {what[:1].lower()}{what[1:]}; {hint}."
-
-
 def _ids(file: str, name: str, block: Block) -> list[str]:
     found = [text_of(value) for value in block[name]]
     if None in found:
         raise DataError(
-            f"the ids in column '{name}' of {file} must be text or whole numbers, got others; convert them."
+            f"the ids in column '{name}' of {file} must be text or whole numbers, got other values; convert them."
         )
     return [text for text in found if text is not None]
 

@@ -1,4 +1,4 @@
-"""The public batch schedule: which records a device sends at its k-th turn.
+"""Public choices among records: the batch schedule of a device, and which records are tested on.
 
 Batches are public, so the account counts participations. One permutation per device, walked cyclically in
 steps of B, spreads them as evenly as possible: after n turns no record took part more than ceil(n*B/D) times.
@@ -15,17 +15,42 @@ from dpzv.errors import ConfigError
 from dpzv.rng import numpy_generator
 from dpzv.validate import whole
 
-__all__ = ["BatchSchedule", "public_order"]
+__all__ = ["BatchSchedule", "holdout", "public_order", "public_split"]
 
 
 def public_order(n: int, *parts: int | str) -> NDArray[np.int64]:
     """The permutation of 0..n-1 that the public stream called `parts` gives, int64 [n].
 
     Sorted raw bits rather than `Generator.permutation`: two organisations must agree on it, and numpy
-    promises the raw bits for all versions but not what its methods make of them.
+    promises the raw bits for all versions but not what its methods make of them. The parts of a stream's name are
+    thus a format: with another word or order all parties would choose other records.
     """
     bits = numpy_generator(*parts).bit_generator.random_raw(n)
     return np.argsort(bits, kind="stable").astype(np.int64, copy=False)
+
+
+def public_split(n: int, held: int, *parts: int | str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Numbers of the training and of the `held` test records among n, in the public order of the stream `parts`.
+
+    Not stratified: a split that looks at labels would tie every record to every other.
+    """
+    order = public_order(n, *parts)
+    return order[held:], order[:held]
+
+
+def holdout(n: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sorted numbers of the training and the test records among n; `share` of them are for test (``data.holdout``).
+
+    Every party finds the same records without a word, and no label or feature has a part in it. The stream's name,
+    "holdout", and the rounding are a format.
+    """
+    held = round(share * n) if 0 < share < 1 else 0
+    if not 0 < held < n:
+        raise ConfigError(
+            f"data.holdout must leave training and test records, got {share} of {n} records; 0.1 is a usual choice."
+        )
+    train, test = public_split(n, held, "holdout")
+    return np.sort(train), np.sort(test)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +74,7 @@ class BatchSchedule:
             raise ConfigError(
                 f"train.B must be at most the number of training records, {self.D}, got {self.B}; lower train.B."
             )
+        # the stream's name is a format: server and device must find the same batches
         object.__setattr__(self, "order", public_order(self.D, self.seed, "schedule", self.m))
 
     def ids(self, position: int) -> NDArray[np.int64]:

@@ -1,1 +1,62 @@
-"""Device networks and their starts, the server's head, and losses per record."""
+"""Device networks and their starts, the server's head, and losses per record.
+
+A network is its module and one line of `MODELS`. The table imports nothing, so that a configuration is checked without
+torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from dpzv.terms import StartName
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["MODELS", "Model", "NetworkRequest"]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkRequest:
+    """What a network is made from.
+
+    inputs: numbers a record (features, pixels, tokens) of its device. embedding: numbers a record that it gives.
+    hidden: ``devices.hidden``. start: one of the model's starts. encoder: finds the folder of ``data.encoder``.
+    generator: draws what is random at the start.
+    """
+
+    inputs: int
+    embedding: int
+    hidden: int
+    start: StartName
+    encoder: Callable[[], Path]
+    generator: torch.Generator
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A kind of device network: ``module:function`` below `dpzv.models` that makes it, and the starts it may have."""
+
+    maker: str
+    starts: tuple[StartName, ...]
+
+    def make(self, wanted: NetworkRequest) -> torch.nn.Module:
+        """The network, with the start that its maker gives it: starts from data or weights are put in afterwards."""
+        module, _, function = self.maker.partition(":")
+        made = getattr(import_module(f"{__name__}.{module}"), function)(wanted)
+        return cast("torch.nn.Module", made)
+
+
+MODELS = {
+    "linear": Model("dense:make_linear", ("random", "weights", "pca", "dp-pca")),
+    "mlp": Model("dense:make_mlp", ("random", "weights")),
+    "cnn": Model("gabor:make_strip", ("random", "weights", "gabor")),
+    "cnn4": Model("gabor:make_patch", ("random", "weights", "gabor")),
+    "resnet18": Model("resnet:make_resnet", ("random", "weights")),
+    "bert": Model("text:make_text", ("random", "weights")),
+}
+"""The networks that ``devices.model`` may name."""

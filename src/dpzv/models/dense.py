@@ -10,9 +10,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dpzv.models.initial import he, linear_layer
+from dpzv.models import NetworkRequest
+from dpzv.models.layers import he, linear_layer
 
-__all__ = ["linear", "mlp"]
+__all__ = ["linear", "make_linear", "make_mlp", "mlp"]
 
 
 def linear(inputs: int, embedding: int, generator: torch.Generator) -> nn.Linear:
@@ -27,3 +28,13 @@ def mlp(inputs: int, hidden: int, embedding: int, generator: torch.Generator) ->
         nn.ReLU(),
         linear_layer(he((embedding, hidden), generator, gain=1.0)),
     )
+
+
+def make_linear(wanted: NetworkRequest) -> nn.Linear:
+    """`linear`, as asked for."""
+    return linear(wanted.inputs, wanted.embedding, wanted.generator)
+
+
+def make_mlp(wanted: NetworkRequest) -> nn.Sequential:
+    """`mlp`, as asked for."""
+    return mlp(wanted.inputs, wanted.hidden, wanted.embedding, wanted.generator)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dpzv.models.initial import he, linear_layer
+from dpzv.models.layers import he, linear_layer
 
 __all__ = ["Head"]
 

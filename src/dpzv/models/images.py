@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
-from dpzv.models.initial import conv, he, linear_layer, orthogonal
+from dpzv.models.layers import conv, he, linear_layer, orthogonal
 
 __all__ = ["GREY", "PatchCNN", "StripCNN", "geometry", "pixels"]
 

@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
-from dpzv.models.images import pixels
-from dpzv.models.initial import conv, he, linear_layer, orthogonal
+from dpzv.models import NetworkRequest
+from dpzv.models.images import geometry, pixels
+from dpzv.models.layers import conv, he, linear_layer, orthogonal
 
-__all__ = ["BasicBlock", "ResNet18", "shapes"]
+__all__ = ["BasicBlock", "ResNet18", "make_resnet", "shapes"]
 
 WIDTHS = (64, 128, 256, 512)
 GROUPS = 32
@@ -79,6 +80,11 @@ class ResNet18(nn.Module):
     def layers(self) -> list[list[nn.Module]]:
         """Stem, four stages, map."""
         return [[self.stem], [self.layer1], [self.layer2], [self.layer3], [self.layer4], [self.out]]
+
+
+def make_resnet(wanted: NetworkRequest) -> ResNet18:
+    """`ResNet18` for the square images asked for."""
+    return ResNet18(*geometry(wanted.inputs), wanted.embedding, wanted.generator)
 
 
 def shapes(n: int, channels: int, side: int, generator: torch.Generator) -> Tensor:

@@ -95,12 +95,13 @@ def dp_pca_start(
     return _whitening(moment + noise, len(rows), c, embedding, floor)
 
 
-def set_linear(network: nn.Linear, start: LinearStart) -> None:
-    """Put `start` into `network`, whose shape must be that of the start."""
-    if tuple(network.weight.shape) != start.weight.shape:
+def set_linear(network: nn.Module, start: LinearStart) -> None:
+    """Put `start` into `network`, which must be a linear map of the start's shape."""
+    shape = tuple(network.weight.shape) if isinstance(network, nn.Linear) else None
+    if not isinstance(network, nn.Linear) or shape != start.weight.shape:
         raise ConfigError(
             f"a start of shape {start.weight.shape} needs a linear network of that shape, got "
-            f"{tuple(network.weight.shape)}; set devices.model to 'linear'."
+            f"{shape or type(network).__name__}; set devices.model to 'linear'."
         )
     with torch.no_grad():
         network.weight.copy_(torch.from_numpy(start.weight))

@@ -16,9 +16,10 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError, DataError
-from dpzv.models.initial import linear_layer, orthogonal
+from dpzv.models import NetworkRequest
+from dpzv.models.layers import linear_layer, orthogonal
 
-__all__ = ["ATTENTION", "TextEncoder", "load_bert"]
+__all__ = ["ATTENTION", "TextEncoder", "load_bert", "make_text"]
 
 ATTENTION = "sdpa"  # torch's own kernel: it never holds all scores of a batch, and rows stay by themselves
 
@@ -68,6 +69,16 @@ class TextEncoder(nn.Module):
         blocks: list[list[nn.Module]] = [[block] for block in encoder.encoder.layer]
         blocks[-1].append(self.out)
         return [[encoder.embeddings], *blocks]
+
+
+def make_text(wanted: NetworkRequest) -> TextEncoder:
+    """The pretrained encoder with its map; what is random at the start is the map alone."""
+    network = TextEncoder(load_bert(wanted.encoder()), wanted.embedding, wanted.generator)
+    if wanted.inputs > network.longest:
+        raise ConfigError(
+            f"the encoder takes at most {network.longest} tokens a device, got {wanted.inputs}; lower data.tokens."
+        )
+    return network
 
 
 def load_bert(folder: Path) -> nn.Module:

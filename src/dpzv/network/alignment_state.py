@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
+import safetensors
+import torch
 from numpy.typing import NDArray
 
-from dpzv.data.alignment import Alignment, aligned, split
+from dpzv.data.alignment import Alignment, aligned
+from dpzv.data.schedule import holdout
+from dpzv.durable import write_tensors
 from dpzv.errors import DataError, PeerError
 from dpzv.network.wire import Rows
-from dpzv.runtime.run_folder import disk_errors
 from dpzv.terms import Task
 
 __all__ = ["AlignmentState", "LabelRecords"]
@@ -96,17 +98,14 @@ class AlignmentState:
 
     def _parts(self, party: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         rows = self._rows[party]
-        train, test = split(len(rows), self._share)
+        train, test = holdout(len(rows), self._share)
         return rows[train], rows[test]
 
     def _settle(self, found: Alignment) -> None:
         counts, ids = found.counts(), {0: self._labels.hashes.tobytes(), **self._hashes}
         digests = {party: hashlib.sha256(data).hexdigest() for party, data in ids.items()}
-        with disk_errors(self._file):
-            new = self._file.with_name(FILE + ".new")
-            metadata = {"counts": counts} | {f"party-{p}": digest for p, digest in digests.items()}
-            safetensors.numpy.save_file({f"party-{p}": rows for p, rows in enumerate(found.rows)}, new, metadata)
-            new.replace(self._file)
+        metadata = {"counts": counts} | {f"party-{p}": digest for p, digest in digests.items()}
+        write_tensors(self._file, {f"party-{p}": torch.from_numpy(r) for p, r in enumerate(found.rows)}, metadata)
         self.counts, self._digests, self._rows = counts, digests, dict(enumerate(found.rows))
 
     def _load(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from dpzv.errors import PeerError
+from dpzv.metrics import headline_text
 from dpzv.network.peers import Peer, Peers
 from dpzv.network.wire import Ask, framed
 from dpzv.protocol.messages import Embeddings, Evaluation
@@ -143,7 +144,7 @@ class Arrivals:
             if m not in self._tests and last is not None:
                 self._tests[m] = last
         found = run.evaluate(self.tests, run.journal.seconds)
-        LOG.info("round %d of %d: %s", run.server.t, run.plan.T, found.text())
+        LOG.info("round %d of %d: %s", run.server.t, run.plan.T, headline_text(found))
 
     def _go_on(self, own: Peer | None = None) -> bytes:
         """Begin all rounds that may begin now, and see that their releases are committed and sent.

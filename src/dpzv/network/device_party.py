@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
 from dpzv.declarations import start_facts
+from dpzv.durable import write_tensors
 from dpzv.errors import ConfigError, DataError, PeerError
 from dpzv.network.link import GOODBYE_SECONDS, LONGEST_PAUSE, LOST, PART, Stream, open_stream
 from dpzv.network.wire import Ask, Control, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, shown, unpack
@@ -34,7 +35,6 @@ from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Message, Release
 from dpzv.runtime.assemble_device import codec_of, make_device
 from dpzv.runtime.device_networks import make_network
-from dpzv.runtime.run_folder import write_tensors
 from dpzv.runtime.run_plan import noise_of, plan_of
 
 __all__ = ["DeviceParty", "FeatureRecords"]

@@ -8,7 +8,6 @@ Private keys and the alignment key are created with mode 0600 and never printed.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -20,7 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
-from dpzv.errors import ConfigError, DataError, DiskError
+from dpzv.durable import write_atomically
+from dpzv.errors import ConfigError, DataError
 from dpzv.network.identity import (
     LOCAL_HOSTS,
     Authority,
@@ -71,9 +71,9 @@ def create_authority(folder: Path, days: int) -> Authority:
         if (folder / name).exists():
             raise ConfigError(f"{folder} already holds an authority ({name}); choose another --out.")
     authority = make_authority(days)
-    _write(folder / "ca.key", _pem(authority.key), 0o600)
-    _write(folder / "alignment.key", secrets.token_hex(ALIGNMENT_BYTES).encode() + b"\n", 0o600)
-    _write(folder / "ca.crt", authority.certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    write_atomically(folder / "ca.key", _pem(authority.key), 0o600)
+    write_atomically(folder / "alignment.key", secrets.token_hex(ALIGNMENT_BYTES).encode() + b"\n", 0o600)
+    write_atomically(folder / "ca.crt", authority.certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     return authority
 
 
@@ -114,11 +114,11 @@ def issue_party(
         raise DataError(f"{key_path} is not an elliptic-curve key; issue to another --out without --renew.")
     certificate = issue_certificate(authority, name, LOCAL_HOSTS if hosts is None else hosts, key.public_key(), days)
     if not renew:
-        _write(key_path, _pem(key), 0o600)
+        write_atomically(key_path, _pem(key), 0o600)
     for source, mode in ((ca / "ca.crt", 0o644), (alignment, 0o600)):
         if not (out / source.name).exists():
-            _write(out / source.name, read_bytes(source), mode)
-    _write(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+            write_atomically(out / source.name, read_bytes(source), mode)
+    write_atomically(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     return certificate
 
 
@@ -203,20 +203,3 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    """Write a whole file or nothing, durably; nobody whom `mode` excludes can read it at any moment."""
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(path)
-        finally:
-            new.unlink(missing_ok=True)
-    except OSError as error:
-        raise DiskError(f"{path} could not be written ({error.strerror or error}); choose another --out.") from error

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from dpzv import config as configuration
 from dpzv.config import Config
@@ -16,6 +19,7 @@ from dpzv.network.alignment_state import LabelRecords
 from dpzv.network.credentials import Credentials, own_name
 from dpzv.network.device_party import FeatureRecords
 from dpzv.network.keyfiles import read_alignment_key
+from dpzv.validate import converted, toml_of
 
 __all__ = ["Party", "load_party"]
 
@@ -49,12 +53,16 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
     metrics: str
     data: records.PartyData
 
+    def hashed(self, ids: Sequence[str]) -> NDArray[np.uint8]:
+        """Record ids as the parties compare them."""
+        return keyed(ids, read_alignment_key(self.alignment_key))
+
     def features(self) -> FeatureRecords:
         """A device's own records."""
         if self.data.features is None:
             raise ConfigError("a device needs features, got none; add [data.features] to its file.")
         table = records.read_features(self.data.features)
-        return FeatureRecords(keyed(table.ids, read_alignment_key(self.alignment_key)), table.x)
+        return FeatureRecords(self.hashed(table.ids), table.x)
 
     def labels(self) -> LabelRecords:
         """The server's own records."""
@@ -62,17 +70,15 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
         if asked is None:
             raise ConfigError("the server needs labels, got none; add [data.labels] to its file.")
         table = records.read_labels(asked)
-        hashes = keyed(table.ids, read_alignment_key(self.alignment_key))
-        return LabelRecords(hashes, table.y, asked.task, len(asked.classes or ()), Path(asked.file).stem)
+        return LabelRecords(
+            self.hashed(table.ids), table.y, asked.task, len(asked.classes or ()), Path(asked.file).stem
+        )
 
 
 def load_party(path: Path) -> Party:
     """The party of a TOML file."""
     folder = path.parent
-    try:
-        file = msgspec.convert(_toml(path), _File)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {str(error)[:1].lower()}{str(error)[1:]}; see docs/howto/deploy.md.") from None
+    file = converted(_toml(path), _File, file=str(path))
     keys = folder / file.keys
     credentials = Credentials(keys / f"{file.name}.crt", keys / f"{file.name}.key", keys / "ca.crt")
     shown = own_name(credentials)
@@ -116,9 +122,6 @@ def _check(config: Config, file: _File, path: Path) -> None:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        tree: dict[str, Any] = msgspec.toml.decode(path.read_bytes())
+        return toml_of(path.read_bytes(), str(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); give the path of a TOML file.") from None
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path} is not TOML ({error}); correct it.") from None
-    return tree

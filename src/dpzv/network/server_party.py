@@ -16,7 +16,6 @@ from typing import Any
 
 import grpc
 
-from dpzv import __version__
 from dpzv.config import Config, per_device
 from dpzv.declarations import start_facts
 from dpzv.errors import DiskError, DpzvError, PeerError
@@ -47,6 +46,7 @@ from dpzv.runtime.assemble_server import ServerRecords
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.run_plan import noise_of, plan_of
 from dpzv.runtime.server_run import ServerRun
+from dpzv.version import VERSION
 
 __all__ = ["ServerParty"]
 
@@ -225,7 +225,7 @@ class ServerParty:
         if hello.protocol != PROTOCOL:
             raise PeerError(
                 f"'{name}' speaks protocol {hello.protocol} (dpzv {shown(hello.version)}), this server {PROTOCOL} "
-                f"(dpzv {__version__}); install the same version."
+                f"(dpzv {VERSION}); install the same version."
             )
         if hello.config_hash != agreed_hash(self._config):
             raise PeerError(f"'{name}' has another run configuration than the server; give all parties the same file.")

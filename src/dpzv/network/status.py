@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from dpzv.durable import write_atomically
 from dpzv.errors import ConfigError
-from dpzv.runtime.run_folder import write_atomically
 
 __all__ = ["DeviceStatus", "Status", "metrics_text", "read_status", "serve_metrics", "write_status"]
 

@@ -11,12 +11,12 @@ from typing import Literal
 
 import msgspec
 
-from dpzv import __version__
 from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.errors import PeerError
 from dpzv.protocol.codec import MAX_FRAME, Codec
 from dpzv.protocol.messages import Message
+from dpzv.version import VERSION
 
 __all__ = [
     "MAX_CONTROL",
@@ -176,4 +176,4 @@ def shown(text: str) -> str:
 def hello(config: Config, run_id: str, position: int, hashes: bytes) -> Hello:
     """What a device says first."""
     ids_sha256 = hashlib.sha256(hashes).hexdigest()
-    return Hello(__version__, PROTOCOL, agreed_hash(config), run_id, position, ids_sha256)
+    return Hello(VERSION, PROTOCOL, agreed_hash(config), run_id, position, ids_sha256)

@@ -6,11 +6,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from dpzv.declarations import METHODS
 from dpzv.errors import ConfigError
-from dpzv.validate import nearest
+from dpzv.validate import nearest, toml_of
 
 __all__ = ["names", "read", "settings", "title", "toml_file", "tree"]
 
@@ -41,11 +39,7 @@ def title(name: str) -> str:
 
 def tree(name: str) -> dict[str, Any]:
     """The recipe as nested mappings, with its own name in `recipe`."""
-    try:
-        values: dict[str, Any] = msgspec.toml.decode(read(name).encode())
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"the recipe {name} is not valid TOML ({error}); correct that line.") from None
-    return {"recipe": name, **values}
+    return {"recipe": name, **toml_of(read(name).encode(), f"the recipe {name}")}
 
 
 def settings(name: str, accounting: str, file: Path | None = None) -> dict[str, Any]:
@@ -57,7 +51,7 @@ def settings(name: str, accounting: str, file: Path | None = None) -> dict[str, 
         folder = resources.files(__name__) / "compare"
         own = folder / f"{Path(name).stem}-{accounting}.toml"
         shipped = own if own.is_file() else folder / f"{accounting}.toml"
-        values: dict[str, Any] = msgspec.toml.decode(shipped.read_bytes())
+        values = toml_of(shipped.read_bytes(), shipped.name)
     else:
         values = toml_file(file)
     methods = ("all", *METHODS)
@@ -73,11 +67,7 @@ def toml_file(path: Path) -> dict[str, Any]:
     """A TOML file of the user's as nested mappings."""
     if not path.is_file():
         raise ConfigError(f"the file {path} does not exist; give the path of a TOML file.")
-    try:
-        values: dict[str, Any] = msgspec.toml.decode(path.read_bytes())
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML ({error}); correct that line.") from None
-    return values
+    return toml_of(path.read_bytes(), str(path))
 
 
 def _listed() -> str:

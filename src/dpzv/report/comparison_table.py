@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dpzv.report.records import FROZEN, Record, headline
+from dpzv.metrics import headline
+from dpzv.report.records import FROZEN, Record
 
 __all__ = ["Row", "ahead", "cells", "footnotes", "header", "markdown", "plain", "rows"]
 

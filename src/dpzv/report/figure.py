@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpzv.report.records import FROZEN, Record, headline
+from dpzv.metrics import headline
+from dpzv.report.records import FROZEN, Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["FROZEN", "Record", "headline", "read"]
+__all__ = ["FROZEN", "Record", "read"]
 
 FROZEN = "frozen"
 """The name of runs whose devices stay as they start."""
@@ -30,11 +30,3 @@ def read(folder: Path, method: str, epsilon: float | None, seed: int) -> Record:
     summary = msgspec.json.decode((folder / "summary.json").read_bytes())
     lines = (folder / "metrics.jsonl").read_bytes().splitlines()
     return Record(method, epsilon, seed, summary, [msgspec.json.decode(line) for line in lines])
-
-
-def headline(values: dict[str, Any]) -> tuple[str, float]:
-    """The metric that says most about the task, and its value: AUC, else accuracy, else loss."""
-    for name in ("test_auc", "test_accuracy"):
-        if values[name] is not None:
-            return name.removeprefix("test_"), float(values[name])
-    return "loss", float(values["test_loss"])

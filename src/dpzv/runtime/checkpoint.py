@@ -16,12 +16,12 @@ import safetensors
 import safetensors.torch
 import torch
 
+from dpzv.durable import write_tensors
 from dpzv.errors import DataError
 from dpzv.protocol.device import Device
 from dpzv.protocol.server import Delays, Server
 from dpzv.runtime.clock import VirtualClock
 from dpzv.runtime.journal import Meter
-from dpzv.runtime.run_folder import write_tensors
 
 __all__ = ["Progress", "Simulated", "load", "rounds", "save"]
 

@@ -21,9 +21,9 @@ import msgspec
 
 from dpzv import config as configuration
 from dpzv.config import Config, HeadSection, NoiseSection, PrivacySection, TrainSection
+from dpzv.durable import write_atomically
 from dpzv.errors import ConfigError, DpzvError
 from dpzv.runtime.grid import Job, State, Watch, config_hash, cores, jobs_that_fit
-from dpzv.runtime.run_folder import write_atomically
 
 if TYPE_CHECKING:
     from dpzv.data.dataset import Dataset

@@ -16,26 +16,20 @@ from dpzv.data.dataset import Dataset
 from dpzv.data.encoder import encoder_folder
 from dpzv.declarations import start_facts
 from dpzv.errors import ConfigError, DataError
-from dpzv.models.dense import linear, mlp
-from dpzv.models.gabor import GaborCNN
-from dpzv.models.gabor_patch import GaborPatchCNN
+from dpzv.models import MODELS, NetworkRequest
 from dpzv.models.head import Head
-from dpzv.models.images import PatchCNN, StripCNN, geometry
 from dpzv.models.layers import train_last
-from dpzv.models.resnet import ResNet18
 from dpzv.models.starts import LinearStart, dp_pca_start, pca_start, set_linear
-from dpzv.models.text import TextEncoder, load_bert
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan, start_event
 from dpzv.rng import torch_generator
-from dpzv.terms import ModelName, StartName
+from dpzv.terms import StartName
 
 __all__ = ["Networks", "load_head", "make_network", "make_networks"]
 
 Networks = Callable[[PrivacyPlan, NoiseSource], list[torch.nn.Module]]
 """Makes the devices' networks once the plan is known, since a private start needs its noise."""
 
-STRIP_COLUMNS = 28  # the cnn's strips are rows of 28 pixels, as in mnist
 C_START = 1.0  # the public constant appended to each row before dp-pca
 FLOOR = 1e-3  # public floor of dp-pca's eigenvalues, in units of one record's squared feature
 
@@ -48,23 +42,30 @@ def make_networks(config: Config, data: Dataset, plan: PrivacyPlan, noise: Noise
 def make_network(config: Config, m: int, x: NDArray[Any], plan: PrivacyPlan, noise: NoiseSource) -> torch.nn.Module:
     """Device m's network for its train features `x` [D, d_m]; only `devices.last_layers` are trainable in it."""
     devices, M, i = config.devices, plan.M, m - 1
-    models: tuple[ModelName, ...] = per_device("devices.model", devices.model, M)
+    model = per_device("devices.model", devices.model, M)[i]
     starts: tuple[StartName, ...] = per_device("devices.start", devices.start, M)
-    model, start, facts = models[i], starts[i], start_facts(starts[i])
-    width = per_device("devices.embedding", devices.embedding, M)[i]
-    generator = torch_generator(config.train.seed, "start", m)
-    if model == "bert":
-        network: torch.nn.Module = _text(start, config.data.encoder, x.shape[1], width, generator)
-    else:
-        hidden = per_device("devices.hidden", devices.hidden, M)[i]
-        network = _network(model, start, x.shape[1], hidden, width, generator)
-    if facts.reads or facts.private:
-        if not isinstance(network, torch.nn.Linear):
-            raise ConfigError(f"start '{start}' needs devices.model = 'linear', got '{model}' at device {m}.")
-        if facts.reads:
-            set_linear(network, pca_start(x, width, floor=FLOOR))
-        else:
-            set_linear(network, _dp_pca(i, x, width, per_device("devices.R", devices.R, M)[i], plan, noise))
+    start, width = starts[i], per_device("devices.embedding", devices.embedding, M)[i]
+    if start not in MODELS[model].starts:
+        fitting = " or ".join(f"'{name}'" for name, kind in MODELS.items() if start in kind.starts)
+        raise ConfigError(
+            f"start '{start}' needs devices.model = {fitting}, got '{model}' at device {m}; '{model}' starts by "
+            f"{' or '.join(MODELS[model].starts)}."
+        )
+    network = MODELS[model].make(
+        NetworkRequest(
+            inputs=x.shape[1],
+            embedding=width,
+            hidden=per_device("devices.hidden", devices.hidden, M)[i],
+            start=start,
+            encoder=lambda: encoder_folder(config.data.encoder),
+            generator=torch_generator(config.train.seed, "start", m),  # the stream's name is a format
+        )
+    )
+    facts = start_facts(start)
+    if facts.reads:
+        set_linear(network, pca_start(x, width, floor=FLOOR))
+    elif facts.private:
+        set_linear(network, _dp_pca(i, x, width, per_device("devices.R", devices.R, M)[i], plan, noise))
     elif facts.given:
         _load(network, per_device("devices.weights", devices.weights, M)[i], m)
     train_last(network, per_device("devices.last_layers", devices.last_layers, M)[i])
@@ -83,43 +84,6 @@ def _dp_pca(i: int, x: NDArray[Any], embedding: int, R: float, plan: PrivacyPlan
         gaussian=lambda shape: noise.gaussian(shape, "start", i + 1),
         floor=max(FLOOR, 2 * scale * x.shape[1] ** 0.5 / len(x)),  # smaller ones are noise
     )
-
-
-def _network(
-    model: ModelName, start: StartName, inputs: int, hidden: int, embedding: int, generator: torch.Generator
-) -> torch.nn.Module:
-    if start == "gabor" and model not in ("cnn", "cnn4"):
-        raise ConfigError(
-            f"start 'gabor' needs devices.model = 'cnn' or 'cnn4', got '{model}'; it is a bank of image filters."
-        )
-    if model == "linear":
-        return linear(inputs, embedding, generator)
-    if model == "mlp":
-        return mlp(inputs, hidden, embedding, generator)
-    if model == "resnet18":
-        return ResNet18(*geometry(inputs), embedding, generator)
-    if model == "cnn4":
-        patch = GaborPatchCNN if start == "gabor" else PatchCNN
-        return patch(*geometry(inputs), embedding, generator)
-    if inputs % STRIP_COLUMNS:
-        raise ConfigError(f"the cnn takes strips of {STRIP_COLUMNS} columns, got {inputs} pixels; use 'cnn4' or 'mlp'.")
-    strip = GaborCNN if start == "gabor" else StripCNN
-    return strip(inputs // STRIP_COLUMNS, STRIP_COLUMNS, embedding, generator)
-
-
-def _text(start: StartName, encoder: str, tokens: int, embedding: int, generator: torch.Generator) -> TextEncoder:
-    """The pretrained encoder of `data.encoder` with its map; what is random at the start is the map alone."""
-    if start not in ("random", "weights"):
-        raise ConfigError(
-            f"devices.model = 'bert' starts pretrained, got start '{start}'; set devices.start to 'random' (the map) "
-            "or 'weights'."
-        )
-    network = TextEncoder(load_bert(encoder_folder(encoder)), embedding, generator)
-    if tokens > network.longest:
-        raise ConfigError(
-            f"the encoder takes at most {network.longest} tokens a device, got {tokens}; lower data.tokens."
-        )
-    return network
 
 
 def _load(network: torch.nn.Module, file: str, m: int) -> None:

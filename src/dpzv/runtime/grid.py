@@ -1,6 +1,6 @@
 """Many runs, each a process of its own and kept by the hash of its configuration: none runs twice.
 
-OUT/compute.json                  what the virtual clock charges, see `charge`
+OUT/compute.json                  what the virtual clock charges, see `compute_cost`
 OUT/runs/NAME-HASH/               one run folder each; `summary.json` in it means finished
 OUT/runs/NAME-HASH.toml           the configuration it was started with
 """
@@ -23,8 +23,8 @@ import msgspec
 
 from dpzv import config as configuration
 from dpzv.config import Config, RuntimeSection, Tree
+from dpzv.durable import write_atomically
 from dpzv.errors import ConfigError
-from dpzv.runtime.run_folder import write_atomically
 
 __all__ = ["Failure", "Job", "State", "Watch", "config_hash", "cores", "jobs_that_fit", "layered", "run"]
 
@@ -80,7 +80,8 @@ class Failure:
 def config_hash(config: Config) -> str:
     """sha256 of what a run's result depends on: not of where files lie nor of how often it is saved.
 
-    The accelerator and the number of threads stay in, since they change the order of floating-point sums.
+    The accelerator and the number of threads stay in, since they change the order of floating-point sums. Runs are
+    found again by it, so the order of the configuration's keys is a format.
     """
     plain = msgspec.structs.replace(
         config,

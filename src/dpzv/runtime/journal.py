@@ -15,16 +15,18 @@ from typing import Any
 import msgspec
 import torch
 
-from dpzv import __version__
 from dpzv.config import Config
+from dpzv.durable import write_tensors
 from dpzv.methods.heads import Refit, refit
+from dpzv.metrics import Metrics
 from dpzv.privacy.statement import statement
 from dpzv.protocol.server import Server
 from dpzv.runtime.assemble_server import ServerRecords, labels_of, make_head
 from dpzv.runtime.gate import Gate
-from dpzv.runtime.run_folder import RunFolder, write_tensors
+from dpzv.runtime.run_folder import RunFolder
+from dpzv.version import VERSION
 
-__all__ = ["Journal", "Meter", "Metrics", "Observer", "Snapshot"]
+__all__ = ["Journal", "Meter", "Observer", "Snapshot"]
 
 
 class Meter(msgspec.Struct):
@@ -40,20 +42,6 @@ class Meter(msgspec.Struct):
     """Frames uploaded only to evaluate; in no other figure."""
     payload_bytes: int = 0
     """The part of up and down that is numbers, without framing: what the paper counts."""
-
-
-class Metrics(msgspec.Struct, frozen=True):
-    """Test metrics of a head; `None` where the task has no such metric."""
-
-    test_accuracy: float | None
-    test_auc: float | None
-    test_loss: float
-
-    def text(self) -> str:
-        """The metric that says most about the task, in two words."""
-        if self.test_auc is not None:
-            return f"AUC {self.test_auc:.4f}"
-        return f"loss {self.test_loss:.4f}" if self.test_accuracy is None else f"{100 * self.test_accuracy:.2f} %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +200,7 @@ class Journal:
             "mean_delay": server.delays.mean,
             "max_delay": server.delays.most,
             "seed": config.train.seed,
-            "versions": {"dpzv": __version__, "python": platform.python_version(), "torch": str(torch.__version__)},
+            "versions": {"dpzv": VERSION, "python": platform.python_version(), "torch": str(torch.__version__)},
             "data": {"name": records.name, "records": len(records.y_train), "fingerprint": records.fingerprint},
         }
 

@@ -9,68 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 import msgspec
 import numpy as np
-import safetensors.torch
-import torch
 from numpy.typing import NDArray
 
-from dpzv.errors import ConfigError, DiskError
+from dpzv.durable import disk_errors, write_atomically
+from dpzv.errors import ConfigError
 
-__all__ = ["RunFolder", "disk_errors", "write_atomically", "write_tensors"]
-
-
-@contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full or unwritable disk into one sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise DiskError(
-            f"{path} could not be written ({error.strerror or error}); free space or choose another --out."
-        ) from error
-    except safetensors.SafetensorError as error:
-        raise DiskError(f"{path} could not be written ({error}); free space or choose another --out.") from error
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a whole file or nothing, durably."""
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(path.name + ".new")
-        with new.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-
-
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    """Write tensors as one safetensors file, atomically."""
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(path.name + ".new")
-        safetensors.torch.save_file(_apart(tensors), new, metadata)
-        with new.open("rb") as file:
-            os.fsync(file.fileno())
-        new.replace(path)
-
-
-def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors on the CPU, tied ones each with memory of their own, as the format wants it."""
-    apart: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        here = tensor.detach().cpu().contiguous()
-        apart[name] = here.clone() if here.data_ptr() in seen else here
-        seen.add(here.data_ptr())
-    return apart
+__all__ = ["RunFolder"]
 
 
 class RunFolder:

@@ -37,7 +37,10 @@ def space_of(spaces: Mapping[str, Any], method: str) -> Space:
 
 
 def draw(space: Space, trials: int, method: str, seed: int = 0) -> list[dict[str, Any]]:
-    """`trials` different settings, each with one value a key; the same ones for the same seed."""
+    """`trials` different settings, each with one value a key; the same ones for the same seed.
+
+    Trials are kept and found again, so the stream's name and the order of keys in a space are a format.
+    """
     lengths = [len(values) for values in space.values()]
     size = math.prod(lengths)
     if size < trials:

@@ -18,6 +18,7 @@ from xxhash import xxh3_128_digest
 
 from dpzv.config import Config
 from dpzv.errors import PeerError, PrivacyRefused
+from dpzv.metrics import Metrics
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan, private_starts, start_event
@@ -26,7 +27,7 @@ from dpzv.runtime import checkpoint
 from dpzv.runtime.assemble_device import accelerator_of, codec_of
 from dpzv.runtime.assemble_server import ServerRecords, make_server, schedules_of
 from dpzv.runtime.gate import Gate
-from dpzv.runtime.journal import Journal, Metrics
+from dpzv.runtime.journal import Journal
 from dpzv.runtime.run_folder import RunFolder
 
 __all__ = ["Opened", "ServerRun"]

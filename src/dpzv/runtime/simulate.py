@@ -14,6 +14,7 @@ import torch
 
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset
+from dpzv.durable import write_tensors
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
 from dpzv.runtime.assemble_device import make_device
 from dpzv.runtime.assemble_server import ServerRecords
@@ -21,7 +22,7 @@ from dpzv.runtime.checkpoint import Simulated
 from dpzv.runtime.clock import VirtualClock, speeds_of
 from dpzv.runtime.device_networks import Networks
 from dpzv.runtime.journal import Observer
-from dpzv.runtime.run_folder import RunFolder, write_tensors
+from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.run_plan import noise_of, plan_of
 from dpzv.runtime.server_run import ServerRun
 

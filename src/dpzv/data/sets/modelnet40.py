@@ -15,46 +15,42 @@ import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpzv.data.cache import cached, open_npz
-from dpzv.data.cards import MODELNET40
-from dpzv.data.dataset import Dataset, from_arrays
+from dpzv.data.cards import Card, Wanted
+from dpzv.data.dataset import Dataset, Records
+from dpzv.data.files import cached, open_npz
 from dpzv.errors import DataError
 
-__all__ = ["SIDE", "VIEWS", "load"]
+__all__ = ["CARD", "SIDE", "VIEWS", "load"]
 
-VIEWS, SIDE = len(MODELNET40.devices), 32
+VIEWS, SIDE = 12, 32
 _SPLITS = ("train", "test")
 _VIEW = re.compile(r"(?P<thing>.+)[._-]v?(?P<view>\d{1,3})\.png")
 _KEYS = ("X_train", "y_train", "X_test", "y_test", "class_names")
 _SEEN = "test_equals_a_train_object"
 
 
-def load(path: Path) -> Dataset:
-    """The views in `path`, a folder or an .npz file: twelve devices, uint8 [D, 1024], row after row.
+def load(wanted: Wanted) -> Dataset:
+    """The views of a folder or an .npz file: twelve devices, uint8 [D, 1024], row after row.
 
     Pictures of a folder become grey and 32x32 once; the result is kept in the data folder. Test objects flagged as
     equal to a training object are left out.
     """
+    path = wanted.folder
     arrays = _from_folder(path) if path.is_dir() else _from_npz(path)
-    classes = [str(name) for name in arrays["class_names"]]
+    kinds = len(arrays["class_names"])
     left_out = arrays.get(_SEEN, np.zeros(len(arrays["y_test"]), dtype=bool)).astype(bool)
     said = f" {int(left_out.sum())} test objects that equal a training object are left out." if left_out.any() else ""
-    return from_arrays(
-        _by_view(arrays["X_train"]),
-        arrays["y_train"],
-        _by_view(arrays["X_test"][~left_out]),
-        arrays["y_test"][~left_out],
-        task=MODELNET40.task,
-        n_classes=len(classes),
-        devices=MODELNET40.devices,
-        name=MODELNET40.name,
-        source=f"Things of {len(classes)} kinds seen from {VIEWS} sides, {SIDE}x{SIDE} grey, from {path.name}.{said}",
+    source = f"Things of {kinds} kinds seen from {VIEWS} sides, {SIDE}x{SIDE} grey, from {path.name}.{said}"
+    return replace(CARD, n_classes=kinds, source=source).dataset(
+        Records(_by_view(arrays["X_train"]), arrays["y_train"]),
+        Records(_by_view(arrays["X_test"][~left_out]), arrays["y_test"][~left_out]),
     )
 
 
@@ -67,7 +63,7 @@ def _from_npz(path: Path) -> dict[str, NDArray[Any]]:
         arrays = open_npz(path)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
-            f"{path} should be an .npz file of views, but reading it failed ({error}); {MODELNET40.get}."
+            f"{path} should be an .npz file of views, but reading it failed ({error}); {CARD.get}."
         ) from error
     absent = [key for key in _KEYS if key not in arrays]
     if absent:
@@ -94,7 +90,7 @@ def _from_folder(folder: Path) -> dict[str, NDArray[Any]]:
     if not classes:
         raise DataError(
             f"data.path should be a folder of rendered views, but {folder} has no folder class/train or class/test; "
-            f"{MODELNET40.get}."
+            f"{CARD.get}."
         )
     things = {split: [_things(folder / name / split) for name in classes] for split in _SPLITS}
     _refuse_gaps(folder, things)
@@ -112,7 +108,7 @@ def _from_folder(folder: Path) -> dict[str, NDArray[Any]]:
         labels = {f"y_{split}": np.repeat(np.arange(len(classes)), counts[split]) for split in _SPLITS}
         return {**arrays, **labels, "class_names": np.array(classes)}
 
-    return cached(MODELNET40.name, key.hexdigest(), decode)
+    return cached(CARD.name, key.hexdigest(), decode)
 
 
 def _things(folder: Path) -> list[dict[int, Path]]:
@@ -159,3 +155,18 @@ def _grey(path: Path) -> NDArray[np.uint8]:
         raise DataError(
             f"{path} should be a PNG picture, but decoding it failed ({error}); render it again."
         ) from error
+
+
+CARD = Card(
+    name="modelnet40",
+    task="classes",
+    n_classes=40,
+    records=12_311,
+    devices=tuple(f"view {m}" for m in range(1, VIEWS + 1)),
+    tabular=False,
+    source="Things of 40 kinds, each seen from 12 sides (Princeton ModelNet40), 9,843 for training, 2,468 for test.",
+    get="set data.path to a folder of rendered views, class/train/object_001.png to object_012.png and class/test/..., "
+    "as published with multi-view CNNs for ModelNet40 (modelnet.cs.princeton.edu), or to an .npz file of them",
+    origin=None,
+    load=load,
+)

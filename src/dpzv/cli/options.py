@@ -1,0 +1,101 @@
+"""Options that several commands have, and commands that take theirs as one value."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from dpzv.declarations import METHODS
+from dpzv.errors import ConfigError
+from dpzv.terms import Accounting
+from dpzv.validate import one_of, positive
+
+__all__ = [
+    "ALL",
+    "Account",
+    "Jobs",
+    "Json",
+    "JsonOutcome",
+    "Methods",
+    "Quiet",
+    "Recipe",
+    "Sets",
+    "SetsOfAll",
+    "Settings",
+    "methods_of",
+    "numbers_of",
+    "with_options",
+]
+
+T = TypeVar("T")
+
+
+def _sets(what: str) -> Any:
+    return typer.Option("--set", metavar="KEY=VALUE", help=what, default_factory=list, show_default=False)
+
+
+Recipe = Annotated[str, typer.Argument(help="A shipped recipe's name, or a TOML file.")]
+Sets = Annotated[list[str], _sets("Change one key; repeatable.")]
+SetsOfAll = Annotated[list[str], _sets("Change one key of all runs; repeatable.")]
+Methods = Annotated[str, typer.Option("--methods", help="Methods, separated by commas.")]
+Account = Annotated[Accounting, typer.Option("--accounting", help="The published noise rule, or a guarantee.")]
+Settings = Annotated[
+    Path | None, typer.Option("--settings", help="What each method changes in the recipe; default: as shipped.")
+]
+Jobs = Annotated[int, typer.Option("--jobs", min=0, help="Runs at once; 0: as cores and memory allow.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no table; errors only.")]
+Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
+JsonOutcome = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON and nothing else.")]
+
+ALL = ",".join(METHODS)
+
+
+def with_options(kind: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
+    """Make a command of a function that takes its options as one `kind`: a dataclass whose fields are the options.
+
+    typer reads a command's options off its signature, so the command gets that of the dataclass.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    parameters = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+    ]
+
+    def command_of(function: Callable[[T], None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def command(**given: Any) -> None:
+            function(kind(**given))
+
+        command.__annotations__ = hints
+        vars(command)["__signature__"] = inspect.Signature(parameters)
+        return command
+
+    return command_of
+
+
+def methods_of(text: str) -> list[str]:
+    """The methods of an option, each once."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise ConfigError(f"--methods expects names separated by commas, got '{text}'; e.g. --methods dpzv,vafl.")
+    return [one_of("the method", name, METHODS) for name in names]
+
+
+def numbers_of(option: str, text: str) -> list[float]:
+    """The positive numbers of an option, each once."""
+    try:
+        numbers = list(dict.fromkeys(float(word) for word in text.split(",")))
+    except ValueError:
+        raise ConfigError(f"{option} expects numbers separated by commas, got '{text}'; e.g. {option} 0.5,1.") from None
+    return [positive(option, number) for number in numbers]

@@ -1,0 +1,36 @@
+"""Test metrics, and which of them says most about a task. They stay with the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+__all__ = ["Metrics", "headline", "headline_text"]
+
+
+class Metrics(msgspec.Struct, frozen=True):
+    """Test metrics; `None` where the task has no such metric."""
+
+    test_accuracy: float | None
+    test_auc: float | None
+    test_loss: float
+
+
+def headline(values: Metrics | Mapping[str, Any]) -> tuple[str, float]:
+    """The metric that says most about the task, and its value: AUC, else accuracy, else loss.
+
+    `values` are metrics, or a mapping with the same keys, such as a line of metrics.jsonl or a summary.
+    """
+    found = msgspec.structs.asdict(values) if isinstance(values, Metrics) else values
+    for name in ("test_auc", "test_accuracy"):
+        if found[name] is not None:
+            return name.removeprefix("test_"), float(found[name])
+    return "loss", float(found["test_loss"])
+
+
+def headline_text(values: Metrics | Mapping[str, Any]) -> str:
+    """The headline in two words."""
+    name, value = headline(values)
+    return {"auc": f"AUC {value:.4f}", "accuracy": f"{100 * value:.2f} %"}.get(name, f"{name} {value:.4f}")
