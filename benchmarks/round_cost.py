@@ -18,6 +18,7 @@ from benchmarks.bar import Row
 from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.data.dataset import Dataset
+from dpzv.protocol.table import gather
 from dpzv.runtime.build import Parts, assemble, plan_of
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.gate import Gate
@@ -53,7 +54,7 @@ def _strips(D: int) -> Dataset:
 def _floor(parts: Parts, ids: NDArray[np.int64], m: int) -> None:
     """Two device forwards and two head forwards of the batch `ids`."""
     device = parts.devices[m - 1]
-    x = device.features(ids)
+    x = gather(device.x_train, ids)
     rows = parts.server.table.rows(ids)
     with torch.no_grad():
         for _ in range(2):

@@ -100,7 +100,7 @@ class Rounds:
         self._server.check_evaluation(message, D_test)
         if sum(len(chunk.h) for chunk in chunks) + len(message.h) > D_test:
             raise PeerError(f"device {message.m} sent more than {D_test} test embeddings; the peer is closed.")
-        self._journal.meter.bytes_eval += self._codecs[message.m - 1].row_bytes(message.h.shape[1]) * len(message.h)
+        self._journal.meter.bytes_eval += self._codecs[message.m - 1].payload_bytes(message)
         chunks.append(message)
 
     def evaluated(self, m: int) -> None:
@@ -268,10 +268,10 @@ class Rounds:
         except Exception as error:
             self._fail(error)
             return
-        codec, B, width = self._codecs[release.m - 1], *message.h[0].shape
+        codec = self._codecs[release.m - 1]
         meter.bytes_up += len(one.batch.frame) - 1
         meter.bytes_down += len(one.answer) - 1
-        meter.payload_bytes += codec.embeddings_bytes(B, width, len(message.h)) + codec.answer_bytes(len(release.Delta))
+        meter.payload_bytes += codec.payload_bytes(message) + codec.payload_bytes(release)
         if server.t % every == 0 or server.t == self._gate.plan.T or self._journal.checkpoint_due:
             self._open = False
             self._notify()

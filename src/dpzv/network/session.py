@@ -90,7 +90,7 @@ class Session:
         meter = self.journal.meter
         meter.bytes_up += size
         meter.bytes_initial += size
-        meter.payload_bytes += self.codecs[message.m - 1].row_bytes(message.h.shape[1]) * len(message.h)
+        meter.payload_bytes += self.codecs[message.m - 1].payload_bytes(message)
 
     def fill_ends(self, m: int) -> None:
         """Device m says that its first fill is complete."""

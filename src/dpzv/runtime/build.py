@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from dpzv.config import Config, per_device
@@ -20,6 +21,7 @@ from dpzv.privacy.planning import make_plan, participation_cap
 from dpzv.privacy.spent import parents_of
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
+from dpzv.protocol.messages import Embeddings, Release
 from dpzv.protocol.server import Server
 from dpzv.runtime.clock import Speed, VirtualClock, equal_speeds, parse_compute
 from dpzv.runtime.sides import accelerator_of, codec_of, labels_of, make_device, make_server
@@ -135,7 +137,9 @@ def _payloads(
     config: Config, codecs: tuple[Codec, ...], widths: tuple[int, ...], rule: ServerRule
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Bytes up and down of one batch of each device, without framing."""
-    B = config.train.B
-    up = [codec.embeddings_bytes(B, width, rule.uploads) for codec, width in zip(codecs, widths, strict=True)]
-    down = [codec.answer_bytes(rule.numbers(B, width)) for codec, width in zip(codecs, widths, strict=True)]
+    B, up, down = config.train.B, [], []
+    for m, (codec, width) in enumerate(zip(codecs, widths, strict=True), 1):
+        h = np.empty((B, width), np.float32)
+        up.append(codec.payload_bytes(Embeddings(m, 0, (h,) * rule.uploads)))
+        down.append(codec.payload_bytes(Release(0, m, 0, np.empty(rule.numbers(B, width)))))
     return tuple(up), tuple(down)

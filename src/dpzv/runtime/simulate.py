@@ -92,9 +92,7 @@ class Simulation:
         self._folder.transcript(release.t, m, exactly(release.Delta), digest.hex())
         self._journal.meter.bytes_up += len(frame)
         self._journal.meter.bytes_down += len(answer)
-        width, arrays = message.h[0].shape[1], len(message.h)
-        self._journal.meter.payload_bytes += codec.embeddings_bytes(pending.B, width, arrays)
-        self._journal.meter.payload_bytes += codec.answer_bytes(len(release.Delta))
+        self._journal.meter.payload_bytes += codec.payload_bytes(message) + codec.payload_bytes(release)
 
     def _fill(self, observe: Observer) -> None:
         for device, codec in zip(self._parts.devices, self._parts.codecs, strict=True):
@@ -105,7 +103,7 @@ class Simulation:
                 self._parts.server.fill(received)
                 self._journal.meter.bytes_up += len(frame)
                 self._journal.meter.bytes_initial += len(frame)
-                self._journal.meter.payload_bytes += codec.row_bytes(received.h.shape[1]) * len(received.h)
+                self._journal.meter.payload_bytes += codec.payload_bytes(received)
             observe(self._journal.snapshot("first fill of the table"))
 
     def _test_rows(self) -> torch.Tensor:
