@@ -61,12 +61,12 @@ class Device:
         return Embeddings(self.m, self.position, tuple(map(_values, h)))
 
     def prepare(self) -> None:
-        """Gather the features of the batch after this one: done while the server is at work."""
+        """Gather the features of the batch after this one, while the server is still at work on this one."""
         position = self.position + 1
         self._ready = {position: gather(self.x_train, self._schedule.ids(position))}
 
     def replay(self, release: Release) -> None:
-        """Apply a release to a batch that was uploaded in an earlier life of this device."""
+        """Apply a release to a batch that was uploaded before this device was started again."""
         self.upload()
         self.receive(release)
 

@@ -27,7 +27,7 @@ __all__ = ["Delays", "Server"]
 class Delays:
     """How old the entries were that rounds have used: the sum of their tau, how many, and the largest, in rounds.
 
-    Measured in one round of M + 1: where devices go in turns, each is as often the one that asks.
+    Only one round in M + 1 is measured, so that of devices that take turns each is measured equally often.
     """
 
     total: int = 0

@@ -1,7 +1,7 @@
-"""Evaluate a module at `w + s*lam*u` without touching `w`; move `w` along `u`. No second copy of the model.
+"""Evaluate a module at `w + offset*u` without touching `w`; move `w` along `u`. No second copy of the model.
 
 While a module runs perturbed, each trainable parameter is a stand-in (`standin.py`) that becomes
-`w + s*lam*u` for the operation that reads it and is dropped after it. So the extra memory of a round is what
+`w + offset*u` for the operation that reads it and is dropped after it. So the extra memory of a round is what
 one operation reads: one parameter tensor (for the fused operations of torch, such as an LSTM layer or
 multi-head attention, the tensors of that operation). Large matrices are not even copied once where a layer
 is a `Linear` map or looks up rows (`Embedding`): these work block by block. The weights are never written, so

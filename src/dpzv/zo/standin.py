@@ -1,4 +1,4 @@
-"""Stand-ins for parameters: tensors without numbers that become `w + sign*lam*u` when an operation reads them.
+"""Stand-ins for parameters: tensors without numbers that become `w + offset*u` when an operation reads them.
 
 Because the reading itself is intercepted, it does not matter which module owns a parameter or when: tied
 weights, parameters of a child read by its parent, parameter lists and modules called twice all see the same
@@ -46,7 +46,7 @@ class Perturbed:
         made = torch._foreach_add(block.parameters, self.u.times(self.offset, block))
         self._kept = {}
         for piece, w, one in zip(block.pieces, block.parameters, made, strict=True):
-            self._kept[piece.parameter] = one.to(w.dtype)
+            self._kept[piece.parameter] = one.detach().to(w.dtype)  # a forward may have switched gradients on
         return self._kept[i]
 
     def _large(self, i: int) -> Tensor:
