@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from dpzv.network.session import Session
 from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
@@ -21,7 +22,6 @@ from dpzv.methods.heads import Frozen
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.device_party import DeviceParty, FeatureRecords
 from dpzv.network.peers import Peers
-from dpzv.network.session import Session
 from dpzv.network.wire import Rows, pack_message, unpack
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Embeddings, Pending, Release

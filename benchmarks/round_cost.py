@@ -19,6 +19,7 @@ from benchmarks.bar import Row
 from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.data.dataset import Dataset
+from dpzv.protocol.table import gather
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import Simulation
@@ -51,7 +52,7 @@ def _strips(D: int) -> Dataset:
 def _floor(simulation: Simulation, ids: NDArray[np.int64], m: int) -> None:
     """Two device forwards and two head forwards of the batch `ids`."""
     device, server = simulation.devices[m - 1], simulation.server_run.server
-    x = device.features(ids)
+    x = gather(device.x_train, ids)
     rows = server.table.rows(ids)
     with torch.no_grad():
         for _ in range(2):

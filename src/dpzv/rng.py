@@ -14,9 +14,14 @@ __all__ = ["numpy_generator", "seed_of", "torch_generator"]
 
 
 def seed_of(*parts: int | str) -> int:
-    """A 63-bit seed from a name such as ``(seed, "direction", m, t)``; other names give unrelated seeds."""
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    """A 63-bit seed from a name such as ``(seed, "direction", m, t)``; other names give unrelated seeds.
+
+    The text below is a format: parties on different machines must make the same seed of the same name.
+    """
+    text = ""
+    for part in parts:
+        text += f"\x1f{type(part).__name__}:{part}"
+    return int.from_bytes(hashlib.blake2b(text[1:].encode(), digest_size=8).digest(), "big") >> 1
 
 
 def numpy_generator(*parts: int | str) -> np.random.Generator:

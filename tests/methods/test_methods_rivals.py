@@ -118,7 +118,7 @@ def test_vafl_in_turns_is_block_coordinate_descent_on_stale_blocks() -> None:
     stale = [network(x).detach() for network, x in zip(blocks, xs, strict=True)]
     for t in range(rounds):
         m = t % M
-        ids = torch.from_numpy(schedules[m].ids(t // M))
+        ids = torch.tensor(schedules[m].ids(t // M))
         fresh = blocks[m](xs[m][ids])
         rows = torch.cat([fresh if j == m else h[ids] for j, h in enumerate(stale)], dim=1)
         parameters = [*blocks[m].parameters(), *block_head.parameters()]

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dpzv.runtime.sides import make_device
 from obstacles import Disk, Link
 from sabotage import Fault
 from safetensors.torch import load_file
@@ -36,7 +37,6 @@ from dpzv.privacy.plan import epsilon_spent
 from dpzv.privacy.spent import LedgerView, read_ledger, spent
 from dpzv.runtime.device_networks import make_network
 from dpzv.runtime.run import make_noise
-from dpzv.runtime.sides import make_device
 
 T, N, HOLDOUT = 300, 6000, 0.4
 DEVICES = ["north", "east", "south"]

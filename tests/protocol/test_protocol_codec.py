@@ -78,11 +78,52 @@ def test_float16_frames_are_half_as_long_and_rows_stay_apart() -> None:
     assert not np.isfinite(second.h[0][3]).any()
 
 
-def test_sizes_are_those_of_the_frame() -> None:
-    for name in ("float32", "float16"):
-        codec = Codec(name, LAM)
-        frame = codec.encode(Embeddings(1, 0, (tensor(100, 7, 0), tensor(100, 7, 0))))
-        assert 0 < len(frame) - codec.embeddings_bytes(100, 7, 2) < 32
+@pytest.mark.parametrize("per_record", [False, True])
+@pytest.mark.parametrize("name", ["float32", "float16"])
+def test_the_payload_of_every_message_is_its_frame_without_the_framing(name: str, per_record: bool) -> None:
+    codec, h = Codec(name, LAM, per_record=per_record), tensor(100, 7, 0)
+    uploads = [Fill(1, 0, h), Evaluation(1, 0, h), *(Embeddings(1, 0, (h,) * n) for n in (1, 2, 5))]
+    for message in (*uploads, Release(1, 1, 0, np.ones(1)), Release(1, 1, 0, np.ones(300))):
+        assert 0 < len(codec.encode(message)) - codec.payload_bytes(message) < 48
+    assert codec.payload_bytes(Embeddings(1, 0, (h,) * 5)) == 5 * 700 * (4 if name == "float32" else 2)
+    assert codec.payload_bytes(Release(1, 1, 0, np.ones(300))) == 300 * (4 if per_record else 8)
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 7])
+def test_any_number_of_arrays_is_sent_one_by_one(n: int) -> None:
+    """Only two arrays are a pair of which the midpoint and the slope are sent."""
+    sent = tuple(tensor(6, 3, seed) for seed in range(n))
+    for name, received in (("float32", sent), ("float16", [h.astype(np.float16).astype(np.float32) for h in sent])):
+        got = Codec(name, LAM).decode(Codec(name, LAM).encode(Embeddings(1, 0, sent)))
+        assert isinstance(got, Embeddings)
+        assert [h.tobytes() for h in got.h] == [h.tobytes() for h in received]
+
+
+def test_a_frame_is_what_it_was_in_the_first_version() -> None:
+    """The order of the fields and of the arrays is a format."""
+    h_plus, h_minus = np.array([[1.5]], np.float32), np.array([[0.5]], np.float32)
+    frames = [
+        (Codec("float32", 0.5), Fill(1, 2, h_plus), b"\x95\xa1f\x01\x02\x92\x01\x01\xc4\x04\x00\x00\xc0?"),
+        (Codec("float32", 0.5), Evaluation(1, 2, h_plus), b"\x95\xa1v\x01\x02\x92\x01\x01\xc4\x04\x00\x00\xc0?"),
+        (
+            Codec("float32", 0.5),
+            Embeddings(1, 2, (h_plus, h_minus)),
+            b"\x95\xa1e\x01\x02\x92\x01\x01\x92\xc4\x04\x00\x00\xc0?\xc4\x04\x00\x00\x00?",
+        ),
+        (  # midpoint 1, then slope (1.5 - 0.5) / (2 * 0.25) = 2
+            Codec("float16", 0.25),
+            Embeddings(1, 2, (h_plus, h_minus)),
+            b"\x95\xa1e\x01\x02\x92\x01\x01\x92\xc4\x02\x00<\xc4\x02\x00@",
+        ),
+        (
+            Codec("float32", 0.5),
+            Release(3, 1, 2, np.array([1.5])),
+            b"\x95\xa1r\x03\x01\x02\xc4\x08\x00\x00\x00\x00\x00\x00\xf8?",
+        ),
+    ]
+    for codec, message, frame in frames:
+        assert codec.encode(message) == frame
+        assert codec.encode(codec.decode(frame)) == frame
 
 
 FRAME = Codec("float32", LAM).encode(Embeddings(1, 0, (tensor(6, 3, 0), tensor(6, 3, 1))))

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import PeerError
 from dpzv.methods.heads import HeadParts, make_head_rule
-from dpzv.methods.rules import Uplink, make_device_rule, make_server_rule
+from dpzv.methods.rules import (
+    Answer,
+    DeviceRule,
+    Question,
+    ServerRule,
+    Uplink,
+    make_device_rule,
+    make_server_rule,
+)
 from dpzv.methods.steps import Steps
 from dpzv.models.head import Head
 from dpzv.models.losses import per_record_loss
+from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Embeddings, Fill, Release
 from dpzv.protocol.server import Server
@@ -59,8 +70,8 @@ def make(head_rule: str = "frozen", C: float = 0.1) -> tuple[list[Device], Serve
 def test_the_fill_is_the_embeddings() -> None:
     devices, server = make()
     for device in devices:
-        expected = device.method.network(device.features(np.arange(D)))
-        assert torch.equal(server.table.h[:, server.table.columns(device.m)], expected)
+        expected = device.method.network(device.x_train)
+        assert torch.equal(server.table.h[:, server.table.columns[device.m - 1]], expected)
 
 
 @pytest.mark.parametrize("head_rule", ["frozen", "joint-zo"])
@@ -134,6 +145,107 @@ def test_bad_frames_are_refused_and_change_nothing() -> None:
             server.ask(message, None)
     assert torch.equal(server.table.h, before)
     assert server.ask(good, None).t == 1
+
+
+def test_a_message_is_looked_at_once_and_serves_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, server = make()
+    looked: list[Embeddings] = []
+    check = Server.check
+    monkeypatch.setattr(Server, "check", lambda self, message: (looked.append(message), check(self, message))[1])
+    arrived, direct = devices[0].upload(), devices[1].upload()
+    server.check(arrived)  # as it comes over a network; its round begins later
+    with pytest.raises(PeerError):
+        server.check(replace(arrived, position=1))
+    for message in (arrived, direct):
+        pending = server.ask(message, None)
+        server.accept(Release(pending.t, pending.m, 0, np.array([0.0])))
+    assert sum(message is arrived for message in looked) == 1
+    assert sum(message is direct for message in looked) == 1
+    for message in (arrived, direct):  # its position is over
+        with pytest.raises(PeerError, match="must send batch 1 of its schedule, got 0"):
+            server.ask(message, None)
+
+
+def test_a_copy_of_a_checked_message_is_looked_at_again() -> None:
+    devices, server = make()
+    good = devices[0].upload()
+    server.check(good)
+    for message in bad_messages(good):
+        with pytest.raises(PeerError):
+            server.ask(message, None)
+    assert server.ask(good, None).t == 1
+
+
+class SeveralDevice(DeviceRule):
+    """Sends its embeddings as `n` arrays, each a little further on, and keeps the numbers that come back."""
+
+    def __init__(self, network: torch.nn.Module, n: int) -> None:
+        self.network, self.n = network, n
+        self.velocity = []
+        self.answers: list[list[float]] = []
+
+    @torch.no_grad()
+    def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
+        return tuple(self.network(x) + k for k in range(self.n))
+
+    def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
+        assert len(Delta) == self.n
+        self.answers.append(Delta.tolist())
+
+
+class SeveralServer(ServerRule):
+    """Returns one sum for each array; the table keeps the first."""
+
+    __slots__ = ()
+
+    def answer(self, asked: Question) -> Answer:
+        asked.put(asked.h[0])
+        keep = np.ones(len(asked.y), bool) if asked.contributes is None else asked.contributes
+        return Answer(np.array([h[keep].sum(dtype=np.float64) for h in asked.h]), 1.0, divisor=len(asked.y))
+
+
+@pytest.mark.parametrize("codec_name", ["float32", "float16"])
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+def test_a_method_may_send_and_get_any_number(n: int, codec_name: Literal["float32", "float16"]) -> None:
+    """`n` arrays up and `n` numbers down pass device, codec and server without a change to any of them."""
+    _, made = make()
+    facts = replace(made.method.facts, arrays=n, numbers=lambda B, width, q, clipped: n)
+    several = SeveralServer(facts, made.method.head_rule, made.method.loss, math.inf, 1, 0)
+    schedule = BatchSchedule(0, 1, B, D)
+    x = torch.randn(D, 5, generator=generator(1))
+    device = Device(1, SeveralDevice(torch.nn.Linear(5, K), n), x, x[:4], schedule)
+    server = Server(several, Table(D, (K,), accelerator="cpu"), made.y_train, (schedule,), (LAM,))
+    codec = Codec(codec_name, LAM)
+    for t in (1, 2):
+        sent = device.upload()
+        message = codec.decode(codec.encode(sent))
+        assert isinstance(message, Embeddings)
+        assert len(message.h) == n
+        pending = server.ask(message, None)
+        release = Release(t, 1, pending.position, pending.totals * pending.grid / pending.divisor)
+        server.accept(release)
+        received = codec.decode(codec.encode(release))
+        assert isinstance(received, Release)
+        device.receive(received)
+        expected = [float(h.sum(dtype=np.float64)) / B for h in sent.h]
+        assert device.method.answers[-1] == pytest.approx(expected, abs=1e-6 if codec_name == "float32" else 0.02)
+        assert torch.equal(server.table.h[schedule.ids(t - 1).copy()], torch.tensor(message.h[0]))
+    for wrong in (n - 1, n + 1):
+        with pytest.raises(PeerError, match=f"must send {n} embeddings"):
+            server.ask(replace(device.upload(), h=(sent.h[0],) * wrong), None)
+
+
+def test_a_batch_that_was_prepared_is_the_one_that_is_sent() -> None:
+    devices, _ = make()
+    device, schedule = devices[0], BatchSchedule(0, 1, B, D)
+    first = device.upload()
+    device.prepare()
+    again = device.upload()  # the prepared one is the next batch, not this one
+    assert [h.tobytes() for h in again.h] == [h.tobytes() for h in first.h]
+    device.receive(Release(1, 1, 0, np.array([0.0])))
+    prepared = device.upload()
+    expected = device.method.embeddings(device.x_train[schedule.ids(1).copy()], 1)
+    assert [h.tobytes() for h in prepared.h] == [h.numpy().tobytes() for h in expected]
 
 
 def test_a_fill_is_refused_outside_its_rows_and_after_round_one() -> None:

@@ -91,13 +91,14 @@ def test_the_same_seed_gives_the_same_direction_and_other_seeds_others() -> None
             assert torch.equal(numbers, forwards[piece])
 
 
-def test_a_direction_is_the_same_after_its_memory_was_given_back() -> None:
-    where = layout(Bag((BLOCK // 2 + 1, 3), (4,), (6, 6)))
+def test_large_blocks_are_drawn_into_one_memory_again_and_again() -> None:
+    where = layout(Bag((2 * BLOCK, 3), (4,), (6, 6)))
     u = Direction(where, 5)
-    before = [[numbers.clone() for numbers in u.times(0.5, block)] for block in where.blocks]
-    u.release()
-    for block, numbers in zip(where.blocks, before, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(numbers, u.times(0.5, block), strict=True))
+    large = [block for block in where.blocks if not block.shared]
+    before = [u.times(0.5, block)[0].clone() for block in large]
+    assert len({u.times(0.5, block)[0].data_ptr() for block in large}) == 1
+    for block, numbers in zip(large, before, strict=True):
+        assert torch.equal(u.times(0.5, block)[0], numbers)
 
 
 def test_pieces_cover_every_number_once_and_are_bounded() -> None:

@@ -215,6 +215,24 @@ def test_weights_are_restored_when_the_forward_raises() -> None:
     module(torch.zeros(2, 2, 4)).sum().backward()  # and it can still be trained by gradients
 
 
+class Recording(nn.Module):
+    """Switches gradients on in its forward, as modules do that save memory by computing twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.large = nn.Linear(4, 1100), nn.Linear(1100, 300)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return self.large(self.small(x))
+
+
+def test_a_forward_that_switches_gradients_on_records_nothing() -> None:
+    net = Recording()
+    for h in two_point(net, torch.ones(2, 4), direction(net, SEED), LAM):
+        assert not h.requires_grad
+
+
 class Unused(nn.Module):
     """Has a trainable layer its forward leaves out, though it looks at its shape."""
 

@@ -36,7 +36,7 @@ def probe(machine: Machine, m: int, least: float = 0.0) -> torch.Tensor:
     rule, table = machine.run.server.method, machine.run.server.table
     lam = machine.lams[m - 1]
     least = max(least, 8 * machine.plan.C, 1 / lam)
-    columns = table.columns(m)
+    columns = table.columns[m - 1]
     tried = _directions(table.widths[m - 1], m)
     best, found = -1.0, tried[0]
     for length in _LENGTHS:

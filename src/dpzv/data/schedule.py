@@ -66,6 +66,7 @@ class BatchSchedule:
     B: int
     D: int
     order: NDArray[np.int64] = field(init=False, repr=False, compare=False)
+    _walk: NDArray[np.int64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         whole("train.B", self.B, 1)
@@ -74,18 +75,19 @@ class BatchSchedule:
             raise ConfigError(
                 f"train.B must be at most the number of training records, {self.D}, got {self.B}; lower train.B."
             )
-        # the stream's name is a format: server and device must find the same batches
-        object.__setattr__(self, "order", public_order(self.D, self.seed, "schedule", self.m))
+        # the name of this random stream is a format: the server and device m must draw the same permutation
+        order = public_order(self.D, self.seed, "schedule", self.m)
+        walk = np.concatenate([order, order[: self.B]])  # no batch has to be put together from both ends
+        walk.flags.writeable = False
+        object.__setattr__(self, "_walk", walk)
+        object.__setattr__(self, "order", walk[: self.D])
 
     def ids(self, position: int) -> NDArray[np.int64]:
-        """Record ids of the batch at turn `position`, int64 [B], all different; a fresh array."""
+        """Record ids of the batch at turn `position`, int64 [B], all different; a read-only view that costs nothing."""
         if position < 0:
             raise ConfigError(f"a schedule position must be at least 0, got {position}; count turns from 0.")
         start = position * self.B % self.D
-        stop = start + self.B
-        if stop <= self.D:
-            return self.order[start:stop].copy()
-        return np.concatenate([self.order[start:], self.order[: stop - self.D]])
+        return self._walk[start : start + self.B]
 
     def participations(self, turns: int) -> int:
         """The most often that any record took part in the first `turns` batches: ceil(turns*B/D)."""

@@ -1,4 +1,4 @@
-"""Step sizes over the rounds. Whatever is done with a released value is post-processing and costs nothing."""
+"""Step sizes over the rounds. Whatever is done with a released value is post-processing and costs no budget."""
 
 from __future__ import annotations
 
@@ -40,12 +40,16 @@ def trainable(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def still(module: torch.nn.Module) -> list[torch.Tensor]:
-    """A velocity that has not moved yet."""
+    """The velocity before the first step: zeros in the shapes of the parameters that move."""
     return [torch.zeros_like(w) for w in trainable(module)]
 
 
 class Directions:
-    """The directions of a module by number; the last one is kept for the step that follows its evaluation."""
+    """The directions of a module by number; the last one is kept for the step that follows its evaluation.
+
+    `name` is the name of a random stream, and a format: the same name and number must give the same direction in every
+    version. It is (seed, "direction", m), with m = 0 for the server.
+    """
 
     def __init__(self, module: torch.nn.Module, *name: int | str) -> None:
         self._layout, self._name = layout(module), name
@@ -54,7 +58,7 @@ class Directions:
     def __call__(self, number: int) -> Direction:
         """Direction `number`, a function of the name and the number alone."""
         if self._last is None or self._last[0] != number:
-            self._last = None  # the memory of the one before goes first
+            self._last = None  # the memory of the one before must be free before the new one takes its own
             self._last = number, Direction(self._layout, seed_of(*self._name, number))
         return self._last[1]
 

@@ -81,7 +81,7 @@ class Arrivals:
         run.server.check_evaluation(message, run.D_test)
         if sum(len(chunk.h) for chunk in chunks) + len(message.h) > run.D_test:
             raise PeerError(f"device {message.m} sent more than {run.D_test} test embeddings; the peer is closed.")
-        run.journal.meter.bytes_eval += run.codecs[message.m - 1].row_bytes(message.h.shape[1]) * len(message.h)
+        run.journal.meter.bytes_eval += run.codecs[message.m - 1].payload_bytes(message)
         chunks.append(message)
 
     def evaluated(self, m: int) -> None:

@@ -32,7 +32,7 @@ from dpzv.network.link import GOODBYE_SECONDS, LONGEST_PAUSE, LOST, PART, Stream
 from dpzv.network.wire import Ask, Control, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, shown, unpack
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
-from dpzv.protocol.messages import Message, Release
+from dpzv.protocol.messages import Evaluation, Message, Release
 from dpzv.runtime.assemble_device import codec_of, make_device
 from dpzv.runtime.device_networks import make_network
 from dpzv.runtime.run_plan import noise_of, plan_of
@@ -220,7 +220,8 @@ class DeviceParty:
         elif isinstance(message, Ask) and message.what == "predict":
             rows = torch.from_numpy(self._features.x[self._own_rows(message.rows)])
             width = per_device("devices.embedding", self._config.devices.embedding, len(self._config.network.devices))
-            fits = (PART - OVERHEAD) // codec.row_bytes(width[self._m - 1])  # frames that need not go in parts
+            row = Evaluation(self._m, 0, np.empty((1, width[self._m - 1]), np.float32))
+            fits = (PART - OVERHEAD) // codec.payload_bytes(row)  # frames that need not go in parts
             for part in device.embed(rows, max(1, fits)):
                 await self._write(stream, pack_message(codec, part))
             await self._write(stream, pack(Done("predict")))

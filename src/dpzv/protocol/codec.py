@@ -1,14 +1,15 @@
 """Messages to bytes and back: MessagePack with strict types, embeddings as raw little-endian floats.
 
-`float32` sends h_plus and h_minus as they are. `float16` sends the midpoint and the slope
-(h_plus - h_minus) / (2*lam) in half precision: the server needs the difference of two nearly equal
-numbers, which halves of 11 bits each would drown. `lam` is public, so no record moves another's bytes. Answers are
-float64 where they are numbers of a batch, and float32 where they are numbers of a record (vafl's gradients).
+A message of embeddings may hold any number of arrays of one shape. `float32` sends them as they are, and `float16` in
+half precision. Two arrays are a pair (h_plus and h_minus, or h and h_plus), of which `float16` sends the midpoint and
+then the slope (first - second) / (2*lam): the server needs the difference of two nearly equal numbers, which halves
+of 11 bits each would drown. `lam` is public, so no record moves another's bytes. Answers are float64 where they are
+numbers of a batch, and float32 where they are numbers of a record (vafl's gradients).
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -24,7 +25,10 @@ MAX_FRAME = 1 << 28
 
 
 class _Wire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    pass
+    """A frame: a MessagePack array of the tag and the fields.
+
+    The order of the fields, here and below, is the wire format: a field that moves makes another format of it.
+    """
 
 
 class _Fill(_Wire, tag="f"):
@@ -68,32 +72,22 @@ class Codec:
         self._lam = np.float32(lam)
         self._encoder = msgspec.msgpack.Encoder()
 
-    def row_bytes(self, width: int) -> int:
-        """Payload bytes of one embedding, without framing."""
-        return width * self._type.itemsize
-
-    def embeddings_bytes(self, B: int, width: int, arrays: int) -> int:
-        """Payload bytes of one `Embeddings` message, without its few bytes of framing."""
-        return arrays * B * self.row_bytes(width)
-
-    def answer_bytes(self, n: int) -> int:
-        """Payload bytes of a `Release` of n numbers."""
-        return n * self._answer.itemsize
+    def payload_bytes(self, message: Message) -> int:
+        """Bytes of the numbers in a message, without the few bytes of framing around them."""
+        if isinstance(message, Release):
+            return message.Delta.size * self._answer.itemsize
+        arrays = message.h if isinstance(message, Embeddings) else (message.h,)
+        return sum(map(np.size, arrays)) * self._type.itemsize
 
     def encode(self, message: Message) -> bytes:
         """The frame of a message."""
         wire: _Wire
         if isinstance(message, Embeddings):
-            arrays = message.h
-            if self._half and len(arrays) == 2:
-                with np.errstate(over="ignore", invalid="ignore"):
-                    arrays = (arrays[0] + arrays[1]) * 0.5, (arrays[0] - arrays[1]) / (self._lam + self._lam)
-            packed = tuple(self._pack(h) for h in arrays)
-            wire = _Embeddings(message.m, message.position, _shape(arrays[0]), packed)
+            wire = _Embeddings(message.m, message.position, message.h[0].shape, self._pack(message.h))
         elif isinstance(message, Fill):
-            wire = _Fill(message.m, message.start, _shape(message.h), self._pack(message.h))
+            wire = _Fill(message.m, message.start, message.h.shape, *self._pack((message.h,)))
         elif isinstance(message, Evaluation):
-            wire = _Evaluation(message.m, message.start, _shape(message.h), self._pack(message.h))
+            wire = _Evaluation(message.m, message.start, message.h.shape, *self._pack((message.h,)))
         else:
             wire = _Release(message.t, message.m, message.position, message.Delta.astype(self._answer).tobytes())
         return self._encoder.encode(wire)
@@ -107,42 +101,48 @@ class Codec:
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise PeerError(f"a frame could not be decoded ({error}); the peer is closed.") from None
         if isinstance(wire, _Embeddings):
-            arrays = tuple(self._unpack(h, wire.shape) for h in wire.h)
-            if self._half and len(arrays) == 2:
-                with np.errstate(over="ignore", invalid="ignore"):
-                    arrays = arrays[0] + self._lam * arrays[1], arrays[0] - self._lam * arrays[1]
-            return Embeddings(wire.m, wire.position, arrays)
+            return Embeddings(wire.m, wire.position, self._unpack(wire.h, wire.shape))
         if isinstance(wire, _Fill):
-            return Fill(wire.m, wire.start, self._unpack(wire.h, wire.shape))
+            return Fill(wire.m, wire.start, *self._unpack((wire.h,), wire.shape))
         if isinstance(wire, _Evaluation):
-            return Evaluation(wire.m, wire.start, self._unpack(wire.h, wire.shape))
+            return Evaluation(wire.m, wire.start, *self._unpack((wire.h,), wire.shape))
         return Release(wire.t, wire.m, wire.position, self._numbers(wire.Delta))
 
-    def _pack(self, h: NDArray[np.float32]) -> memoryview:
-        if h.dtype == self._type:
-            return np.ascontiguousarray(h).data
+    def _pack(self, arrays: tuple[NDArray[np.float32], ...]) -> tuple[memoryview, ...]:
+        """The bytes of each array."""
+        packed = []
         # a value beyond half precision's range becomes inf, and the server stores that row as zeros
-        with np.errstate(over="ignore"):
-            return h.astype(self._type, order="C").data
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self._half and len(arrays) == 2:
+                first, second = arrays
+                arrays = (first + second) * 0.5, (first - second) / (self._lam + self._lam)
+            for h in arrays:
+                packed.append(h.astype(self._type, order="C", copy=False).data)
+        return tuple(packed)
+
+    def _unpack(self, parts: tuple[memoryview, ...], shape: tuple[int, int]) -> tuple[NDArray[np.float32], ...]:
+        """The arrays of a message, each of this shape."""
+        expected = shape[0] * shape[1] * self._type.itemsize
+        arrays: list[NDArray[np.float32]] = []
+        with np.errstate(over="ignore", invalid="ignore"):  # the server looks for bad values row by row
+            for data in parts:
+                if min(shape) < 0 or max(shape) > MAX_FRAME or len(data) != expected:
+                    raise PeerError(
+                        f"an array of shape {shape} has {expected} bytes, got {len(data)}; the peer is closed."
+                    )
+                arrays.append(np.frombuffer(data, self._type).reshape(shape).astype(np.float32, copy=False))
+            if self._half and len(arrays) == 2:
+                midpoint, slope = arrays
+                arrays = [midpoint + self._lam * slope, midpoint - self._lam * slope]
+        return tuple(arrays)
 
     def _numbers(self, data: bytes) -> NDArray[np.float64]:
+        """The numbers of a release."""
         if not data or len(data) % self._answer.itemsize:
-            raise PeerError(f"a release has numbers of {self._answer.itemsize} bytes, got {len(data)} bytes; closed.")
+            raise PeerError(
+                f"a release has numbers of {self._answer.itemsize} bytes, got {len(data)} bytes; the peer is closed."
+            )
         numbers = np.frombuffer(data, self._answer)
         if not np.isfinite(numbers).all():
             raise PeerError("a release must be finite numbers, got others; the peer is closed.")
         return numbers.astype(np.float64)
-
-    def _unpack(self, data: memoryview, shape: tuple[int, int]) -> NDArray[np.float32]:
-        expected = shape[0] * shape[1] * self._type.itemsize
-        if min(shape) < 0 or max(shape) > MAX_FRAME or len(data) != expected:
-            raise PeerError(f"an array of shape {shape} has {expected} bytes, got {len(data)}; closed.")
-        values: NDArray[Any] = np.frombuffer(data, self._type).reshape(shape)
-        if not self._half:
-            return values
-        with np.errstate(invalid="ignore"):  # a value that is not a number is dealt with later, row by row
-            return values.astype(np.float32)
-
-
-def _shape(h: NDArray[np.float32]) -> tuple[int, int]:
-    return h.shape[0], h.shape[1]

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import PeerError
 from dpzv.methods.rules import DeviceRule
-from dpzv.protocol.gather import gather
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
+from dpzv.protocol.table import gather
 
 __all__ = ["Device"]
 
@@ -32,14 +32,14 @@ class Device:
         self.m = m
         self.method = method
         self.position = 0
-        self._x_train, self._x_test, self._schedule = x_train, x_test, schedule
+        self.x_train, self._x_test, self._schedule = x_train, x_test, schedule
         self.waiting = False
-        self._next: tuple[int, torch.Tensor] | None = None  # features that were gathered before their turn
+        self._ready: dict[int, torch.Tensor] = {}  # features that were gathered before their turn, by position
 
     def fill(self, first: int = 0) -> Iterator[Fill]:
         """The embeddings of all train records from `first` on under the present w_m, in chunks."""
-        for start in range(first, len(self._x_train), CHUNK):
-            yield Fill(self.m, start, _values(self.method.fill(self._x_train[start : start + CHUNK], start)))
+        for start in range(first, len(self.x_train), CHUNK):
+            yield Fill(self.m, start, _values(self.method.fill(self.x_train[start : start + CHUNK], start)))
 
     def evaluate(self) -> Iterator[Evaluation]:
         """The embeddings of all test records under the present w_m, in chunks."""
@@ -48,30 +48,25 @@ class Device:
     def embed(self, x: torch.Tensor, chunk: int = CHUNK) -> Iterator[Evaluation]:
         """The embeddings of records outside training under the present w_m, in chunks."""
         for start in range(0, len(x), chunk):
-            h = self.method.evaluate(x[start : start + chunk].to(self._x_train.device))
+            h = self.method.evaluate(x[start : start + chunk].to(self.x_train.device))
             yield Evaluation(self.m, start, _values(h))
-
-    def features(self, ids: NDArray[np.int64]) -> torch.Tensor:
-        """The device's own features of the records `ids`."""
-        return gather(self._x_train, ids)
-
-    def _batch(self, position: int) -> torch.Tensor:
-        return self.features(self._schedule.ids(position))
 
     def upload(self) -> Embeddings:
         """The embeddings of the next batch; the same ones again until its release is received."""
-        ready, self._next = self._next, None
-        x = ready[1] if ready is not None and ready[0] == self.position else self._batch(self.position)
+        x = self._ready.pop(self.position, None)
+        if x is None:
+            x = gather(self.x_train, self._schedule.ids(self.position))
         h = self.method.embeddings(x, self.position)
         self.waiting = True
         return Embeddings(self.m, self.position, tuple(map(_values, h)))
 
     def prepare(self) -> None:
-        """Gather the features of the batch after this one: done while the server is at work."""
-        self._next = self.position + 1, self._batch(self.position + 1)
+        """Gather the features of the batch after this one, while the server is still at work on this one."""
+        position = self.position + 1
+        self._ready = {position: gather(self.x_train, self._schedule.ids(position))}
 
     def replay(self, release: Release) -> None:
-        """Apply a release to a batch that was uploaded in an earlier life of this device."""
+        """Apply a release to a batch that was uploaded before this device was started again."""
         self.upload()
         self.receive(release)
 

@@ -18,7 +18,8 @@ class Fill(Struct, frozen=True):
 
 
 class Embeddings(Struct, frozen=True):
-    """Device -> server: embeddings of the batch at `position` of m's public schedule, one or two [B, k].
+    """Device -> server: embeddings of the batch at `position` of m's public schedule, as many arrays [B, k] as the
+    method sends.
 
     dpzv sends (h_plus, h_minus), zoo-vfl (h, h_plus), the others (h,). The position stands for the record ids: both
     sides know the schedule, so ids need no bytes and a device cannot choose them.

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import PeerError
 from dpzv.methods.rules import Question, ServerRule
-from dpzv.protocol.gather import gather
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending, Release
-from dpzv.protocol.table import Table
+from dpzv.protocol.table import Table, gather
 
 __all__ = ["Delays", "Server"]
 
@@ -28,7 +27,7 @@ __all__ = ["Delays", "Server"]
 class Delays:
     """How old the entries were that rounds have used: the sum of their tau, how many, and the largest, in rounds.
 
-    Measured in one round of M + 1: where devices go in turns, each is as often the one that asks.
+    Only one round in M + 1 is measured, so that of devices that take turns each is measured equally often.
     """
 
     total: int = 0
@@ -67,12 +66,12 @@ class Server:
         self.times = [0] * len(schedules)  # t_m: the round of the last release device m was sent
         self.delays = Delays()
         self._schedules, self._lams = schedules, lams
+        self._checked: dict[int, Embeddings] = {}  # by device: the next batch, once it is known to be well formed
         self._asked: _Asked | None = None
 
     def fill(self, message: Fill) -> None:
         """Store a chunk of the first fill of the table."""
-        self._require_device(message.m)
-        D, width = len(self.y_train), self.table.widths[message.m - 1]
+        D, width = len(self.y_train), self._width(message.m)
         end = message.start + len(message.h)
         if message.start < 0 or end > D or message.h.shape[1] != width or self.t > 0:
             raise PeerError(
@@ -86,19 +85,22 @@ class Server:
 
         `contributes` [B] is false for records past their cap; `None` means all of them contribute.
         """
-        self.check(message)
+        if self._checked.get(message.m) is not message:
+            self.check(message)
         if self._asked is not None:
             raise PeerError(f"round {self._asked.pending.t} waits for its release; accept that first.")
         m, t = message.m, self.t + 1
         ids = self._schedules[m - 1].ids(message.position)
-        arrays = message.h
+        arrays, squares = message.h, 0.0
+        for h in arrays:
+            squares += float(np.vdot(h, h))
         # a sum of squares is finite only if all its terms are; rows are looked at one by one where that is in doubt
-        if not all(math.isfinite(np.vdot(h, h)) for h in arrays):
+        if not math.isfinite(squares):
             finite = np.logical_and.reduce([_finite(h) for h in arrays])
             arrays = tuple(_zeroed(h, finite) for h in arrays)
             contributes = finite if contributes is None else finite & contributes
         rows, y = self.table.rows(ids), gather(self.y_train, ids)
-        columns, lam = self.table.columns(m), self._lams[m - 1]
+        columns, lam = self.table.columns[m - 1], self._lams[m - 1]
         answer = self.method.answer(Question(t, m, message.position, rows, columns, arrays, y, lam, contributes))
         pending = Pending(t, m, message.position, len(ids), answer.totals, answer.grid, answer.divisor)
         self._asked = _Asked(pending, ids, rows, y)
@@ -117,6 +119,7 @@ class Server:
         self.positions[m - 1] += 1
         self.times[m - 1] = release.t
         self._asked = None
+        del self._checked[m]
 
     def train_head(self, steps: int) -> None:
         """Take private head steps outside a round: in a run without rounds, on the first fill of the table."""
@@ -128,13 +131,12 @@ class Server:
         for message in messages:
             self.check_evaluation(message, D_test)
             h = torch.tensor(message.h, device=rows.device)
-            rows[message.start : message.start + len(h), self.table.columns(message.m)] = h
+            rows[message.start : message.start + len(h), self.table.columns[message.m - 1]] = h
         return rows
 
     def check_evaluation(self, message: Evaluation, D_test: int) -> None:
-        """Refuse test embeddings of another width, or of records that there are not."""
-        self._require_device(message.m)
-        width, end = self.table.widths[message.m - 1], message.start + len(message.h)
+        """Refuse test embeddings of another width, or of records that do not exist."""
+        width, end = self._width(message.m), message.start + len(message.h)
         if message.start < 0 or end > D_test or message.h.shape[1] != width:
             raise PeerError(
                 f"device {message.m} may send test rows 0..{D_test} of width {width}, got rows {message.start}..{end} "
@@ -150,26 +152,31 @@ class Server:
         seen.most = max(seen.most, most)
         seen.count += len(ids) * (len(self.positions) - 1)
 
-    def _require_device(self, m: int) -> None:
+    def _width(self, m: int) -> int:
+        """How many numbers an embedding of device m has; refuses a device that does not exist."""
         if not 1 <= m <= len(self.positions):
             raise PeerError(f"devices are numbered 1 to {len(self.positions)}, got {m}; the peer is closed.")
+        return self.table.widths[m - 1]
 
     def check(self, message: Embeddings) -> None:
-        """Refuse a message that is not the next batch of its device, in number, shape and place."""
-        self._require_device(message.m)
-        expected = self.positions[message.m - 1]
+        """Refuse a message that is not the next batch of its device, or has other arrays than the method sends.
+
+        `ask` does so too, unless the same message was checked before, as when it arrived over a network.
+        """
+        width, expected = self._width(message.m), self.positions[message.m - 1]
         if message.position != expected:
             raise PeerError(
                 f"device {message.m} must send batch {expected} of its schedule, got {message.position}; "
                 "the peer is closed."
             )
-        shape = (self._schedules[message.m - 1].B, self.table.widths[message.m - 1])
-        shapes = [h.shape for h in message.h]
+        shape = (self._schedules[message.m - 1].B, width)
+        shapes = list(map(np.shape, message.h))
         if shapes != [shape] * self.method.facts.arrays:
             raise PeerError(
                 f"device {message.m} must send {self.method.facts.arrays} embeddings of {shape[0]} records of width "
                 f"{shape[1]}, got shapes {shapes}; the peer is closed."
             )
+        self._checked[message.m] = message
 
 
 def _finite(h: NDArray[np.float32]) -> NDArray[np.bool_]:

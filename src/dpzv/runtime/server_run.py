@@ -147,7 +147,7 @@ class ServerRun:
         meter = self.journal.meter
         meter.bytes_up += size
         meter.bytes_initial += size
-        meter.payload_bytes += self.codecs[message.m - 1].row_bytes(message.h.shape[1]) * len(message.h)
+        meter.payload_bytes += self.codecs[message.m - 1].payload_bytes(message)
 
     def fill_ends(self, m: int) -> None:
         """Device m says that its first fill is complete."""
@@ -171,10 +171,10 @@ class ServerRun:
         message, release, meter = opened.message, opened.release, self.journal.meter
         self.server.accept(release, self.gate.head_steps(release.t))
         self.folder.transcript(release.t, release.m, release.Delta, opened.digest)
-        codec, (B, width) = self.codecs[release.m - 1], message.h[0].shape
+        codec = self.codecs[release.m - 1]
         meter.bytes_up += opened.size
         meter.bytes_down += len(opened.answer)
-        meter.payload_bytes += codec.embeddings_bytes(B, width, len(message.h)) + codec.answer_bytes(len(release.Delta))
+        meter.payload_bytes += codec.payload_bytes(message) + codec.payload_bytes(release)
 
     @property
     def done(self) -> bool:

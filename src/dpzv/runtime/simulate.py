@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from dpzv.config import Config
@@ -136,7 +137,9 @@ class Simulation:
     def _started_clock(self) -> VirtualClock:
         """The clock at its start; it knows the bytes up and down of one batch of each device, without framing."""
         run, config, widths = self.server_run, self._config, self._widths
-        B, method, both = config.train.B, run.server.method, list(zip(run.codecs, widths, strict=True))
-        up = tuple(codec.embeddings_bytes(B, width, method.facts.arrays) for codec, width in both)
-        down = tuple(codec.answer_bytes(method.numbers(B, width)) for codec, width in both)
-        return VirtualClock(speeds_of(config, len(widths)), up, down, config.train.seed)
+        B, method, up, down = config.train.B, run.server.method, [], []
+        for m, (codec, width) in enumerate(zip(run.codecs, widths, strict=True), 1):
+            h = np.empty((B, width), np.float32)
+            up.append(codec.payload_bytes(Embeddings(m, 0, (h,) * method.facts.arrays)))
+            down.append(codec.payload_bytes(Release(0, m, 0, np.empty(method.numbers(B, width)))))
+        return VirtualClock(speeds_of(config, len(widths)), tuple(up), tuple(down), config.train.seed)

@@ -3,8 +3,8 @@
 `u = sqrt(d) * g / ||g||` for a standard Gaussian `g` over all trainable parameters of a module. `g` is cut
 into *blocks*, each drawn with a seed of its own, so any block can be made alone: a large tensor is many
 blocks of whole rows, and small tensors share one block, because one call that draws 5,000 numbers is far
-cheaper than ten that draw 500. A pass over `u` holds one block at a time, and the last shared block, at
-most `SHARED` numbers.
+cheaper than ten that draw 500. A pass over `u` holds one block at a time, besides the last shared block, which has
+at most `SHARED` numbers.
 
 The same seed gives the same `u` on the same kind of hardware. `u` is no secret: a device knows its seeds, and
 torch's CPU generator uses 32 bits of a seed. Noise that protects anything must come from elsewhere.
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._C._nn import unflatten_dense_tensors
 
 from dpzv.errors import ConfigError
 from dpzv.rng import seed_of
@@ -60,15 +61,17 @@ class Piece(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Numbers of `u` that are drawn together: part of one large tensor, or several whole small ones.
+    """Numbers of `u` that are drawn together: part of one large tensor, or (`shared`) several whole small ones.
 
-    The pieces lie behind one another. All of a block is on one accelerator and belongs to parameters of one type.
+    The pieces lie behind one another, and `parameters` holds the parameter of each. All of a block is on one
+    accelerator and belongs to parameters of one type.
     """
 
     number: int
     accelerator: torch.device
     size: int
     pieces: list[Piece]
+    parameters: list[Tensor]
     shared: bool
 
 
@@ -77,7 +80,7 @@ class Layout(NamedTuple):
 
     `parameters` are unique (a tied one stands once, under its first name) and `d` is their total size;
     `places` lists every module that owns one, as (module, name in it, number of the parameter);
-    `spans[i]` are the numbers of the `blocks` that hold parameter `i`.
+    `spans[i]` are those of the `blocks` that hold parameter `i`.
     """
 
     names: list[str]
@@ -85,7 +88,7 @@ class Layout(NamedTuple):
     places: list[tuple[nn.Module, str, int]]
     d: int
     blocks: list[Block]
-    spans: list[range]
+    spans: list[list[Block]]
 
 
 def layout(module: nn.Module) -> Layout:
@@ -117,17 +120,16 @@ def layout(module: nn.Module) -> Layout:
     return Layout(names, parameters, places, sum(sizes), *_cut(parameters, sizes))
 
 
-def _cut(parameters: list[Tensor], sizes: list[int]) -> tuple[list[Block], list[range]]:
-    """The blocks, and for each parameter the numbers of its blocks."""
+def _cut(parameters: list[Tensor], sizes: list[int]) -> tuple[list[Block], list[list[Block]]]:
+    """The blocks, and for each parameter those that hold it."""
     blocks: list[Block] = []
-    spans = [range(0)] * len(parameters)
+    spans: list[list[Block]] = [[] for _ in parameters]
     waiting: list[int] = []  # small parameters on their way into one shared block
     room = 0
     for i, parameter in enumerate(parameters):
         if sizes[i] > SHARED:
-            first = len(blocks)
-            blocks += _own_blocks(i, parameter, first)
-            spans[i] = range(first, len(blocks))
+            spans[i] = _own_blocks(i, parameter, len(blocks))
+            blocks += spans[i]
             continue
         like = parameters[waiting[0]] if waiting else parameter
         if sizes[i] > room or parameter.device != like.device or parameter.dtype != like.dtype:
@@ -139,14 +141,15 @@ def _cut(parameters: list[Tensor], sizes: list[int]) -> tuple[list[Block], list[
     return blocks, spans
 
 
-def _share(waiting: list[int], parameters: list[Tensor], blocks: list[Block], spans: list[range]) -> None:
+def _share(waiting: list[int], parameters: list[Tensor], blocks: list[Block], spans: list[list[Block]]) -> None:
     """Put the waiting parameters into one new block."""
     if waiting:
-        pieces = [Piece(i, 0, parameters[i].numel(), parameters[i].shape) for i in waiting]
+        members = [parameters[i] for i in waiting]
+        pieces = [Piece(i, 0, one.numel(), one.shape) for i, one in zip(waiting, members, strict=True)]
         size = sum(piece.stop for piece in pieces)
+        blocks.append(Block(len(blocks), members[0].device, size, pieces, members, shared=True))
         for i in waiting:
-            spans[i] = range(len(blocks), len(blocks) + 1)
-        blocks.append(Block(len(blocks), parameters[waiting[0]].device, size, pieces, shared=True))
+            spans[i] = blocks[-1:]
         waiting.clear()
 
 
@@ -161,7 +164,7 @@ def _own_blocks(i: int, parameter: Tensor, first: int) -> list[Block]:
         for start, stop in itertools.pairwise([*range(0, size, step), size])
     ]
     return [
-        Block(first + k, parameter.device, piece.stop - piece.start, [piece], shared=False)
+        Block(first + k, parameter.device, piece.stop - piece.start, [piece], [parameter], shared=False)
         for k, piece in enumerate(pieces)
     ]
 
@@ -171,56 +174,38 @@ class Direction:
 
     It keeps the last shared block, so that the many small tensors of a model are drawn once a pass. All other
     blocks are drawn into the same memory: allocating each anew would leave holes that cost more than a block.
-    `scale` is sqrt(d) / ||g||, the norm taken in float64: a pass over `u`, so the step after an evaluation is given the
-    same object again.
+    `scale` is sqrt(d) / ||g||, the norm taken in float64. To find it takes a pass over `u`, so the step after an
+    evaluation should be given the same object again.
     """
 
     def __init__(self, where: Layout, seed: int) -> None:
         self.layout = where
         self._seed = seed
-        self._generators: dict[torch.device, torch.Generator] = {}
         self._room: dict[torch.device, Tensor] = {}
-        self._kept: tuple[int, list[Tensor]] = (-1, [])
-        self.scale = self._find_scale()
-
-    def times(self, factor: float, block: Block) -> tuple[Tensor, ...]:
-        """`factor * u` for each piece of `block`: float32, rounded once after `u`.
-
-        A piece that is a whole parameter has its shape; a part of one is flat. The caller may change the
-        numbers, and has to use them before the next call if the block is not shared.
-        """
-        if not block.shared:
-            return (self._gaussian(block).mul_(self.scale).mul_(factor).view(block.pieces[0].shape),)
-        return torch._foreach_mul(self.shared(block), factor)
-
-    def shared(self, block: Block) -> list[Tensor]:
-        """`u` for each piece of a shared block, not to be changed."""
-        if self._kept[0] != block.number:
-            self._keep(block, self._gaussian(block), self.scale)
-        return self._kept[1]
-
-    def release(self) -> None:
-        """Give back the memory of large blocks; they are drawn anew if they are asked for again."""
-        self._room = {}
-
-    def _keep(self, block: Block, g: Tensor, scale: float) -> None:
-        parts = g.mul_(scale).split_with_sizes([piece.stop - piece.start for piece in block.pieces])
-        self._kept = block.number, [part.view(piece.shape) for part, piece in zip(parts, block.pieces, strict=True)]
-
-    def _find_scale(self) -> float:
         squares = 0.0
-        for block in self.layout.blocks:
+        for block in where.blocks:
             g = self._gaussian(block)
             squares += _square(g)
-        scale = math.sqrt(self.layout.d / squares)
-        if block.shared:  # the last block need not be drawn again
-            self._keep(block, g, scale)
-        return scale
+        self.scale = math.sqrt(where.d / squares)
+        # the last block need not be drawn again
+        self._kept = (block.number, g.mul_(self.scale)) if block.shared else (-1, g)
+
+    def times(self, factor: float, block: Block) -> list[Tensor]:
+        """`factor * u` for each piece of `block`: float32, rounded once after `u`.
+
+        A piece that is a whole parameter has its shape; a part of one is flat. The caller may change the numbers, and
+        has to use them before the next call if the block is not shared.
+        """
+        if not block.shared:
+            return [self._gaussian(block).mul_(self.scale).mul_(factor).view(block.pieces[0].shape)]
+        if self._kept[0] != block.number:
+            self._kept = block.number, self._gaussian(block).mul_(self.scale)
+        return unflatten_dense_tensors(self._kept[1] * factor, block.parameters)
 
     def _gaussian(self, block: Block) -> Tensor:
-        generator = self._generators.get(block.accelerator)
-        if generator is None:
-            generator = self._generators[block.accelerator] = torch.Generator(device=block.accelerator)
+        """The standard Gaussian `g` in a block, in new memory if the block is shared."""
+        generator = torch.Generator(block.accelerator)
+        # the name of this random stream is a format: the same seed must give the same `u` in every version
         generator.manual_seed(seed_of(self._seed, "direction", block.number))
         if block.shared:
             return torch.randn(block.size, generator=generator, device=block.accelerator)
@@ -238,8 +223,10 @@ def direction(module: nn.Module, seed: int) -> Direction:
 
 def _square(g: Tensor) -> float:
     """||g||^2 in float64; a CPU would convert all of `g` at once, so it gets parts."""
-    parts = torch.split(g, SHARED) if g.device.type == "cpu" else (g,)
-    return sum((float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts), 0.0)
+    square = 0.0
+    for part in torch.split(g, SHARED) if g.is_cpu else (g,):
+        square += float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
+    return square
 
 
 def slices(where: Layout, seed: int) -> Iterator[tuple[Piece, Tensor]]:

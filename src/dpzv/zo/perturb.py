@@ -1,7 +1,7 @@
-"""Evaluate a module at `w + s*lam*u` without touching `w`; move `w` along `u`. No second copy of the model.
+"""Evaluate a module at `w + offset*u` without touching `w`; move `w` along `u`. No second copy of the model.
 
 While a module runs perturbed, each trainable parameter is a stand-in (`standin.py`) that becomes
-`w + s*lam*u` for the operation that reads it and is dropped after it. So the extra memory of a round is what
+`w + offset*u` for the operation that reads it and is dropped after it. So the extra memory of a round is what
 one operation reads: one parameter tensor (for the fused operations of torch, such as an LSTM layer or
 multi-head attention, the tensors of that operation). Large matrices are not even copied once where a layer
 is a `Linear` map or looks up rows (`Embedding`): these work block by block. The weights are never written, so
@@ -13,16 +13,15 @@ Not for concurrent use: two threads must not evaluate one module at the same tim
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
-from dpzv.zo.directions import Direction
-from dpzv.zo.standin import Perturbed, StandIn, stand_in
+from dpzv.zo.directions import Direction, Layout
+from dpzv.zo.standin import Perturbed, StandIn, stand_ins
 
 __all__ = ["momentum_step", "perturbed", "step", "two_point"]
 
@@ -35,37 +34,67 @@ def two_point(module: nn.Module, x: Tensor, u: Direction, lam: float) -> tuple[T
 
     Returns (h_plus, h_minus), each of the shape of `module(x)`.
     """
-    with _swapped(u, lam) as weights:
-        h_plus = _forward(module, x)
-        weights.at(-1)
-        h_minus = _forward(module, x)
-    return h_plus, h_minus
+    h: list[Tensor] = []
+    with perturbed(u, lam) as weights:
+        for offset in (lam, -lam):
+            weights.at(offset)
+            output = module(x)
+            if isinstance(output, StandIn):  # a module that returns a parameter as it is
+                output = weights.whole(output.i)
+            if not isinstance(output, Tensor):
+                raise ConfigError(
+                    f"{type(module).__name__} must return one tensor, got {type(output).__name__}; wrap it in a module "
+                    "that returns its embeddings."
+                )
+            h.append(output)
+    return h[0], h[1]
 
 
 @contextmanager
-def perturbed(u: Direction, offset: float) -> Iterator[None]:
+def perturbed(u: Direction, offset: float) -> Iterator[Perturbed]:
     """Inside the block, calls of `u`'s module are at `w + offset*u`, without gradients; `offset` is +-`lam`.
 
     A block that ends without having read some trainable parameter is refused: it would stay unperturbed in
     the difference but move in the step.
     """
-    with _swapped(u, offset):
-        yield
+    where = u.layout
+    weights = Perturbed(u, offset, unread=set(range(len(where.parameters))))
+    try:
+        _put(where, stand_ins(weights))
+        with torch.no_grad():
+            yield weights
+    finally:
+        _put(where, where.parameters)
+    if weights.unread:
+        unread = ", ".join(where.names[i] for i in sorted(weights.unread))
+        raise ConfigError(
+            f"the forward must use every trainable parameter, but it did not use {unread}; "
+            "set requires_grad to False there."
+        )
 
 
+def _put(where: Layout, values: Sequence[Tensor]) -> None:
+    """Let `values` be the parameters, in all their places."""
+    for owner, name, i in where.places:
+        if type(owner).__setattr__ is nn.Module.__setattr__:
+            owner._parameters[name] = values[i]  # type: ignore[assignment]  # a stand-in passes for a parameter
+        else:  # a class that keeps a list of its own (RNNs) hears of a change by its setattr
+            setattr(owner, name, values[i])
+
+
+@torch.no_grad()
 def step(u: Direction, coefficient: float) -> None:
     """`w -= coefficient * u` in place (`coefficient = eta_m * Delta`), holding one block of `u` at a time.
 
     A coefficient of 0 leaves every weight bit-identical (subtracting 0*u would turn some -0.0 into 0.0).
     """
-    _require_finite("the coefficient of a step", coefficient)
-    if coefficient == 0:
-        return
-    with torch.no_grad():
+    if not math.isfinite(coefficient):
+        raise ConfigError(f"the coefficient of a step must be finite, got {coefficient}; check eta_m and Delta.")
+    if coefficient:
         _add(u.layout.parameters, u, -coefficient)
-    u.release()
 
 
+@torch.no_grad()
 def momentum_step(velocity: list[Tensor], u: Direction, Delta: float, *, eta: float, momentum: float) -> None:
     """`v = momentum*v + Delta*u`, then `w -= eta*v`, both in place.
 
@@ -73,18 +102,17 @@ def momentum_step(velocity: list[Tensor], u: Direction, Delta: float, *, eta: fl
     round), so momentum costs one model of memory. It is post-processing of `Delta`: free of budget. With
     `Delta = 0` the weights still move by the velocity.
     """
-    _require_finite("Delta", Delta)
+    if not math.isfinite(Delta):
+        raise ConfigError(f"Delta must be finite, got {Delta}; check what the server sent.")
     parameters = u.layout.parameters
-    if [tensor.shape for tensor in velocity] != [parameter.shape for parameter in parameters]:
-        shapes = [tuple(tensor.shape) for tensor in velocity]
+    shapes = list(map(Tensor.size, velocity))
+    if shapes != list(map(Tensor.size, parameters)):
         raise ConfigError(
             f"the velocity must have the shapes of {', '.join(u.layout.names)}, got {shapes}; start with zeros."
         )
-    with torch.no_grad():
-        torch._foreach_mul_(velocity, momentum)
-        _add(velocity, u, Delta)
-        torch._foreach_sub_(parameters, velocity, alpha=eta)
-    u.release()
+    torch._foreach_mul_(velocity, momentum)
+    _add(velocity, u, Delta)
+    torch._foreach_sub_(parameters, velocity, alpha=eta)
 
 
 def _add(tensors: list[Tensor], u: Direction, factor: float) -> None:
@@ -92,7 +120,8 @@ def _add(tensors: list[Tensor], u: Direction, factor: float) -> None:
     factor = factor if abs(factor) <= FLOAT32 else math.copysign(math.inf, factor)  # torch refuses a larger one
     for block in u.layout.blocks:
         if block.shared:
-            torch._foreach_add_([tensors[piece.parameter] for piece in block.pieces], u.shared(block), alpha=factor)
+            some = [tensors[piece.parameter] for piece in block.pieces]
+            torch._foreach_add_(some, u.times(1.0, block), alpha=factor)
             continue
         piece, tensor = block.pieces[0], tensors[block.pieces[0].parameter]
         shift = u.times(factor, block)[0].view(-1)
@@ -102,50 +131,3 @@ def _add(tensors: list[Tensor], u: Direction, factor: float) -> None:
             flat = tensor.reshape(-1)
             flat[piece.start : piece.stop] += shift
             tensor.copy_(flat.view(tensor.shape))
-
-
-@contextmanager
-def _swapped(u: Direction, lam: float) -> Iterator[Perturbed]:
-    """Put stand-ins in the places of the trainable parameters; every one must be read before the end."""
-    where = u.layout
-    weights = Perturbed(u, lam)
-    stand_ins = [stand_in(weights, i) for i in range(len(where.parameters))]
-    try:
-        for owner, name, i in where.places:
-            _put(owner, name, stand_ins[i])
-        with torch.no_grad():
-            yield weights
-    finally:
-        for owner, name, i in where.places:
-            _put(owner, name, where.parameters[i])
-    unread = [name for name, one in zip(where.names, stand_ins, strict=True) if not one.read]
-    if unread:
-        raise ConfigError(
-            f"the forward must use every trainable parameter, but it did not use {', '.join(unread)}; "
-            "set requires_grad to False there."
-        )
-
-
-def _put(owner: nn.Module, name: str, value: Any) -> None:
-    """Make `value` the parameter `name`; a class with a list of its own (RNNs) hears of it by its setattr."""
-    if type(owner).__setattr__ is nn.Module.__setattr__:
-        owner._parameters[name] = value
-    else:
-        setattr(owner, name, value)
-
-
-def _forward(module: Callable[[Tensor], Any], x: Tensor) -> Tensor:
-    output = module(x)
-    if isinstance(output, StandIn):  # a module that returns a parameter as it is
-        return output.numbers()
-    if not isinstance(output, Tensor):
-        raise ConfigError(
-            f"{type(module).__name__} must return one tensor, got {type(output).__name__}; wrap it in one "
-            "that returns its embeddings."
-        )
-    return output
-
-
-def _require_finite(name: str, value: float) -> None:
-    if not math.isfinite(value):
-        raise ConfigError(f"{name} must be finite, got {value}; check eta_m and Delta.")

@@ -1,4 +1,4 @@
-"""Stand-ins for parameters: tensors without numbers that become `w + sign*lam*u` when an operation reads them.
+"""Stand-ins for parameters: tensors without numbers that become `w + offset*u` when an operation reads them.
 
 Because the reading itself is intercepted, it does not matter which module owns a parameter or when: tied
 weights, parameters of a child read by its parent, parameter lists and modules called twice all see the same
@@ -7,7 +7,8 @@ perturbed values. What one operation read is dropped after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,76 +16,63 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpzv.errors import ConfigError
-from dpzv.zo.directions import Block, Direction
+from dpzv.zo.directions import Direction
 
-__all__ = ["Perturbed", "StandIn", "stand_in"]
+__all__ = ["Perturbed", "StandIn", "stand_ins"]
 
 
+@dataclass(slots=True, eq=False)
 class Perturbed:
-    """The trainable parameters at `w + sign*lam*u`, made when asked for; small ones a shared block at a time."""
+    """The trainable parameters at `w + offset*u`, made when asked for; `unread` are those that nothing asked for."""
 
-    def __init__(self, u: Direction, lam: float) -> None:
-        self.layout = u.layout
-        self._u, self._lam = u, lam
-        self._sign = 1
-        self._shift: tuple[int, tuple[Tensor, ...]] = (-1, ())  # lam*u in the last shared block
-        self._kept: dict[int, Tensor] = {}  # the last shared block's parameters
+    u: Direction
+    offset: float
+    unread: set[int]
+    _kept: dict[int, Tensor] = field(default_factory=dict)  # the parameters of the last shared block
 
-    def at(self, sign: int) -> None:
-        """From now on at `w + sign*lam*u`, `sign` +1 or -1; it starts with +1."""
-        self._sign, self._kept = sign, {}
+    def at(self, offset: float) -> None:
+        """From now on at `w + offset*u`."""
+        self.offset, self._kept = offset, {}
 
     def whole(self, i: int) -> Tensor:
         """Parameter `i`, perturbed."""
-        made = self._kept.get(i)
-        if made is not None:
-            return made
-        blocks = [self.layout.blocks[number] for number in self.layout.spans[i]]
-        if blocks[0].shared:
-            self._kept = self._share(blocks[0])
+        self.unread.discard(i)
+        if i in self._kept:
             return self._kept[i]
-        w = self.layout.parameters[i].detach()
+        block = self.u.layout.spans[i][0]
+        if not block.shared:
+            return self._large(i)
+        # all parameters of the block in few operations: one by one would cost more than a small layer
+        made = torch._foreach_add(block.parameters, self.u.times(self.offset, block))
+        self._kept = {}
+        for piece, w, one in zip(block.pieces, block.parameters, made, strict=True):
+            self._kept[piece.parameter] = one.detach().to(w.dtype)  # a forward may have switched gradients on
+        return self._kept[i]
+
+    def _large(self, i: int) -> Tensor:
+        w = self.u.layout.parameters[i].detach()
         out = torch.empty(w.shape, dtype=w.dtype, device=w.device)
         flat_w, flat_out = w.reshape(-1), out.view(-1)
-        for block in blocks:
+        for block in self.u.layout.spans[i]:
             part = slice(block.pieces[0].start, block.pieces[0].stop)
-            torch.add(flat_w[part], self.shift(block).view(-1), out=flat_out[part])
+            torch.add(flat_w[part], self.u.times(self.offset, block)[0].view(-1), out=flat_out[part])
         return out
 
-    def matrix_blocks(self, i: int) -> list[Block]:
-        """The blocks of a matrix that has several, each of whole rows; none for other tensors."""
-        w, span = self.layout.parameters[i], self.layout.spans[i]
-        if len(span) == 1 or w.ndim != 2:
-            return []
-        blocks = [self.layout.blocks[number] for number in span]
-        whole_rows = blocks[0].size % w.shape[1] == 0
-        return blocks if whole_rows else []
-
-    def shift(self, block: Block) -> Tensor:
-        """`sign*lam*u` in a block of a large tensor."""
-        return self._u.times(self._sign * self._lam, block)[0]
-
-    def _share(self, block: Block) -> dict[int, Tensor]:
-        """All parameters of a shared block in few operations; tensor by tensor costs more than a small layer."""
-        if self._shift[0] != block.number:
-            self._shift = (block.number, self._u.times(self._lam, block))
-        ws = [self.layout.parameters[piece.parameter].detach() for piece in block.pieces]
-        combine = torch._foreach_add if self._sign > 0 else torch._foreach_sub
-        made = combine(ws, list(self._shift[1]))
-        return {piece.parameter: one.to(w.dtype) for piece, one, w in zip(block.pieces, made, ws, strict=True)}
+    def row_blocks(self, i: int) -> Iterator[tuple[int, int, Tensor]]:
+        """For each block of a matrix of whole rows its first row, its end and its shift `offset*u`, to use at once."""
+        self.unread.discard(i)
+        width = self.u.layout.parameters[i].shape[1]
+        for block in self.u.layout.spans[i]:
+            piece = block.pieces[0]
+            yield piece.start // width, piece.stop // width, self.u.times(self.offset, block)[0].view(-1, width)
 
 
 class StandIn(Tensor):
-    """In place of parameter `i`; `read` says whether any operation has asked for its numbers."""
+    """In place of parameter `i`. `by_rows` says that it is a matrix of several blocks, each of whole rows."""
 
     made: Perturbed
     i: int
-    read: bool
-
-    def numbers(self) -> Tensor:
-        """The numbers of the whole tensor."""
-        self.read = True
-        return self.made.whole(self.i)
+    by_rows: bool
 
     @classmethod
     def __torch_function__(
@@ -94,16 +82,13 @@ class StandIn(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
         if func in _METADATA:
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        named = dict(zip(kwargs, _numbers(kwargs.values()), strict=True)) if kwargs else {}
         layer = _LAYERS.get(func)
-        if layer is not None and len(args) > 1 and type(args[1]) is StandIn:
-            table, blocks = args[1], args[1].made.matrix_blocks(args[1].i)
-            if blocks:
-                table.read = True
-                return layer(_numbers(args[0]), table, blocks, *_numbers(args[2:]), **_numbers(kwargs))
-        return func(*_numbers(args), **_numbers(kwargs))
+        if layer is not None and len(args) > 1 and type(args[1]) is StandIn and args[1].by_rows:
+            return layer(*_numbers(args[:1]), args[1], *_numbers(args[2:]), **named)
+        return func(*_numbers(args), **named)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub leaves out `func`
@@ -115,42 +100,45 @@ class StandIn(Tensor):
         )
 
 
-def stand_in(made: Perturbed, i: int) -> StandIn:
-    """The stand-in for parameter `i`, which gets its numbers from `made`."""
-    w = made.layout.parameters[i]
-    one = Tensor._make_wrapper_subclass(StandIn, w.shape, dtype=w.dtype, device=w.device)
-    # torch asks `_is_param` to tell parameters; plain attributes go past Tensor's own machinery
-    one.__dict__.update(_is_param=True, made=made, i=i, read=False)
-    return one
+def stand_ins(made: Perturbed) -> list[StandIn]:
+    """A stand-in for each parameter, which gets its numbers from `made`."""
+    found = []
+    for i, (w, blocks) in enumerate(zip(made.u.layout.parameters, made.u.layout.spans, strict=True)):
+        by_rows = len(blocks) > 1 and w.ndim == 2 and blocks[0].size % w.shape[1] == 0
+        one = Tensor._make_wrapper_subclass(StandIn, w.shape, dtype=w.dtype, device=w.device)
+        # torch asks `_is_param` to tell parameters; plain attributes go past Tensor's own machinery
+        one.__dict__.update(_is_param=True, made=made, i=i, by_rows=by_rows)
+        found.append(one)
+    return found
 
 
-def _numbers(arguments: Any) -> Any:
+def _numbers(arguments: Iterable[Any]) -> list[Any]:
     """`arguments` with every stand-in, however deep in the containers, replaced by its numbers."""
-    kind = type(arguments)
-    if kind is StandIn:
-        return arguments.numbers()
-    if kind is tuple or kind is list:
-        return kind(_numbers(one) for one in arguments)
-    if kind is dict:
-        return {key: _numbers(one) for key, one in arguments.items()}
-    return arguments
+    found = []
+    for one in arguments:
+        kind = type(one)
+        if kind is StandIn:
+            one = one.made.whole(one.i)
+        elif kind is tuple or kind is list:
+            one = kind(_numbers(one))
+        elif kind is dict:
+            one = dict(zip(one, _numbers(one.values()), strict=True))
+        found.append(one)
+    return found
 
 
-def _linear(x: Tensor, weight: StandIn, blocks: list[Block], bias: Tensor | None = None) -> Tensor:
+def _linear(x: Tensor, weight: StandIn, bias: Tensor | None = None) -> Tensor:
     """`F.linear`, a block of output features at a time."""
-    w = weight.made.layout.parameters[weight.i].detach()
+    w = weight.made.u.layout.parameters[weight.i].detach()
     out = torch.empty((*x.shape[:-1], len(w)), dtype=w.dtype, device=w.device)
-    for block in blocks:
-        start, stop = _rows(block, w)
-        some = _sum(w[start:stop], weight.made.shift(block).view(-1, w.shape[1]))
-        out[..., start:stop] = F.linear(x, some, None if bias is None else bias[start:stop])
+    for start, stop, shift in weight.made.row_blocks(weight.i):
+        out[..., start:stop] = F.linear(x, _sum(w[start:stop], shift), None if bias is None else bias[start:stop])
     return out
 
 
 def _embedding(
     x: Tensor,
     weight: StandIn,
-    blocks: list[Block],
     padding_idx: int | None = None,
     max_norm: float | None = None,
     norm_type: float = 2.0,
@@ -159,26 +147,20 @@ def _embedding(
 ) -> Tensor:
     """`F.embedding`: `w`'s rows are looked up, then the shift is added, a block of rows at a time."""
     if max_norm is not None:  # rows would be rescaled in place, so the operation gets a copy
-        return F.embedding(x, weight.numbers(), None, max_norm, norm_type)
-    w = weight.made.layout.parameters[weight.i].detach()
+        return F.embedding(x, weight.made.whole(weight.i), None, max_norm, norm_type)
+    w = weight.made.u.layout.parameters[weight.i].detach()
     ids = x.reshape(-1)
     out = F.embedding(ids, w)
-    for block in blocks:
-        start, stop = _rows(block, w)
+    for start, stop, shift in weight.made.row_blocks(weight.i):
         here = torch.nonzero((ids >= start) & (ids < stop)).squeeze(1)
         if len(here):
-            out[here] = _sum(out[here], weight.made.shift(block).view(-1, w.shape[1])[ids[here] - start])
+            out[here] = _sum(out[here], shift[ids[here] - start])
     return out.view(*x.shape, w.shape[1])
 
 
 def _sum(w: Tensor, shift: Tensor) -> Tensor:
     """`w + shift` in the type of `w`, in the memory of `shift` where it can hold the result."""
     return w + shift if w.dtype == torch.float64 else shift.add_(w).to(w.dtype)
-
-
-def _rows(block: Block, w: Tensor) -> tuple[int, int]:
-    """First and end row of a block of a matrix."""
-    return block.pieces[0].start // w.shape[1], block.pieces[0].stop // w.shape[1]
 
 
 _LAYERS: dict[Callable[..., Any], Callable[..., Tensor]] = {F.embedding: _embedding, F.linear: _linear}
