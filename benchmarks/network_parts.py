@@ -19,9 +19,10 @@ from dpzv.config import Config
 from dpzv.methods import dpzv, rules
 from dpzv.methods.heads import Frozen
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
-from dpzv.network.device_party import DeviceParty, FeatureRecords
-from dpzv.network.peers import Peers
+from dpzv.network.device_conversation import Conversation, FeatureRecords
+from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.session import Session
+from dpzv.network.transport import Peers
 from dpzv.network.wire import Rows, pack_message, unpack
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Embeddings, Pending, Release
@@ -30,7 +31,7 @@ from dpzv.runtime.run import make_noise
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import exactly
 
-__all__ = ["ROUNDS", "ConstantGuest", "Parts", "config_of", "hollow", "labels_of", "records", "without_head"]
+__all__ = ["ROUNDS", "ConstantDevice", "Parts", "config_of", "hollow", "labels_of", "records", "without_head"]
 
 B, K, D, WIDTH, OUTPUTS = 512, 16, 20_000, 16, 10
 ROUNDS = {1: 2000, 7: 4000}
@@ -116,14 +117,15 @@ def hollow(session: Session) -> None:
     vars(session.rounds._folder).update(transcript=lambda *line: None)
 
 
-class ConstantGuest(DeviceParty):
+class ConstantDevice(Conversation):
     """A device whose network is not evaluated; where it is `hollow`, it has no features and takes no steps either."""
 
     hollow = False
 
-    def _build(self, rows: Rows) -> None:
-        super()._build(rows)
-        device = self._device
+    def build(self, rows: Rows) -> None:
+        """The device of these rows."""
+        super().build(rows)
+        device = self.device
         assert device is not None
         device.method = rule = _ConstantRule(device.method)
         if self.hollow:
@@ -144,13 +146,13 @@ class Parts:
         self.session = Session(config, labels, alignment, run, Peers(), stack)
         without_head(self.session.server)
         self._noise, self._M = make_noise(config), M
-        self._guests = [ConstantGuest(config, FeatureRecords(*records(m)), folder / f"{m}") for m in range(1, M + 1)]
         self._devices: list[Device] = []
-        for m, guest in enumerate(self._guests, 1):
-            guest._m = m
-            guest._build(alignment.rows(m))
-            assert guest._device is not None
-            self._devices.append(guest._device)
+        for m in range(1, M + 1):
+            talk = ConstantDevice(config, FeatureRecords(*records(m)), DeviceFolder(folder / f"{m}"))
+            talk.m = m
+            talk.build(alignment.rows(m))
+            assert talk.device is not None
+            self._devices.append(talk.device)
         self._spent: dict[str, float] = {}
 
     def measure(self, rounds: int) -> tuple[dict[str, float], int, int]:

@@ -1,8 +1,10 @@
-"""A small federation for the tests: digits in four parties, keys, and the same run simulated."""
+"""A small federation for the tests: digits in four parties, keys, links, and the same run simulated."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,13 @@ from dpzv.data import catalogue
 from dpzv.data.alignment import aligned, keyed, split
 from dpzv.data.dataset import Dataset, from_arrays
 from dpzv.network.alignment_state import LabelRecords
-from dpzv.network.credentials import Credentials, channel_credentials, server_credentials
-from dpzv.network.device_party import DeviceParty, FeatureRecords
-from dpzv.network.keyfiles import create_authority, issue_party, read_alignment_key
+from dpzv.network.device_conversation import FeatureRecords
+from dpzv.network.device_party import DeviceParty
+from dpzv.network.grpc_transport import GrpcConnector, GrpcListener
+from dpzv.network.keyfiles import Credentials, create_authority, issue_party, read_alignment_key
+from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.server_party import ServerParty
+from dpzv.network.transport import Connector
 from dpzv.runtime.run_folder import RunFolder
 
 NAMES = ("north", "east", "south", "west")
@@ -92,18 +97,56 @@ class Parties:
     def guest(self, config: Config, m: int, out: Path) -> DeviceParty:
         return DeviceParty(config, self.features[m - 1], out)
 
+    def tls_listener(self) -> GrpcListener:
+        """Where the server is reached over TLS, at any free port."""
+        return GrpcListener("127.0.0.1:0", self.credentials("server"))
+
+    def tls_connector(self, name: str, port: int) -> GrpcConnector:
+        """How a device reaches it."""
+        return GrpcConnector(f"localhost:{port}", self.credentials(name), "server")
+
     async def together(self, config: Config, out: Path, parents: tuple[str, ...] = ()) -> dict[str, Any] | None:
-        """Server and devices in one process, each over its own TLS link; only the server knows of `parents`."""
+        """Server and devices in one process, without a network; only the server knows of `parents`."""
         change = msgspec.structs.replace
-        host = self.host(change(config, privacy=change(config.privacy, parents=parents)), out / "server")
-        serving = asyncio.create_task(host.run("127.0.0.1:0", server_credentials(self.credentials("server"))))
-        while not host.port:
-            await asyncio.sleep(0.01)
-        guests = []
-        for m, name in enumerate(NAMES, 1):
-            guest = self.guest(config, m, out / name)
-            make = lambda name=name: channel_credentials(self.credentials(name))  # noqa: E731
-            guests.append(asyncio.create_task(guest.run(f"localhost:{host.port}", make, server="server")))
-        summary = await serving
-        await asyncio.wait_for(asyncio.gather(*guests), 30)
+        server = self.host(change(config, privacy=change(config.privacy, parents=parents)), out / "server")
+        listener = MemoryListener(NAMES)
+        async with serving(server, listener) as finished:
+            return await self.finish(config, out, finished, listener.connector)
+
+    async def together_over_tls(self, config: Config, out: Path) -> dict[str, Any] | None:
+        """The same, each device over a TLS link of its own."""
+        listener = self.tls_listener()
+        async with serving(self.host(config, out / "server"), listener) as finished:
+            return await self.finish(config, out, finished, lambda name: self.tls_connector(name, listener.port))
+
+    async def finish(
+        self,
+        config: Config,
+        out: Path,
+        finished: asyncio.Task[dict[str, Any] | None],
+        connector: Callable[[str], Connector],
+    ) -> dict[str, Any] | None:
+        """All devices, until they and the server are done; the server's summary."""
+        devices = [
+            asyncio.create_task(self.guest(config, m, out / name).run(connector(name)))
+            for m, name in enumerate(NAMES, 1)
+        ]
+        summary = await finished
+        await asyncio.wait_for(asyncio.gather(*devices), 30)
         return summary
+
+
+@asynccontextmanager
+async def serving(
+    server: ServerParty, listener: MemoryListener | GrpcListener
+) -> AsyncIterator[asyncio.Task[dict[str, Any] | None]]:
+    """The task of a server that listens; it is stopped with the context."""
+    task = asyncio.create_task(server.run(listener))
+    while not (listener.port if isinstance(listener, GrpcListener) else listener.listening) and not task.done():
+        await asyncio.sleep(0.001)
+    try:
+        yield task
+    finally:
+        if not task.done():
+            server.stop()
+            await asyncio.wait({task}, timeout=10)

@@ -6,7 +6,6 @@ import asyncio
 import shutil
 import socket
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from safetensors.torch import load_file
 from dpzv.errors import PeerError
 from dpzv.network import device_party as guests
 from dpzv.network import server_party as hosts
-from dpzv.network.credentials import channel_credentials, server_credentials
+from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.predict import Predictor
 from dpzv.network.status import read_status
 from dpzv.runtime.run_folder import RunFolder
@@ -35,19 +34,11 @@ def lost(out: Path) -> None:
 async def predicted(parties: Parties, out: Path) -> torch.Tensor:
     """Two records by whoever comes."""
     predictor = Predictor(CONFIG, parties.labels, RunFolder.existing(out / "server"), lambda: parties.labels.hashes[:2])
-    task = asyncio.create_task(
-        predictor.run("127.0.0.1:0", server_credentials(parties.credentials("server")), seconds=20)
-    )
-    while not predictor.port and not task.done():
-        await asyncio.sleep(0.01)
+    listener = MemoryListener(NAMES)
+    task = asyncio.create_task(predictor.run(listener, seconds=20))
+    await asyncio.sleep(0)  # it listens
     guests = [
-        asyncio.create_task(
-            parties.guest(CONFIG, m, out / name).run(
-                f"localhost:{predictor.port}",
-                partial(channel_credentials, parties.credentials(name)),
-                server="server",
-            )
-        )
+        asyncio.create_task(parties.guest(CONFIG, m, out / name).run(listener.connector(name)))
         for m, name in enumerate(NAMES, 1)
     ]
     try:
@@ -99,9 +90,7 @@ def test_a_device_can_be_stopped_while_its_server_is_silent(
     async def stopped() -> float:
         guest, silent = parties.guest(CONFIG, 1, tmp_path / "out"), socket.create_server(("127.0.0.1", 0))
         with silent:
-            credentials = partial(channel_credentials, parties.credentials(NAMES[0]))
-            address = f"127.0.0.1:{silent.getsockname()[1]}"
-            task = asyncio.create_task(guest.run(address, credentials, server="server"))
+            task = asyncio.create_task(guest.run(parties.tls_connector(NAMES[0], silent.getsockname()[1])))
             await asyncio.sleep(seconds)
             began = time.monotonic()
             guest.stop()

@@ -1,4 +1,4 @@
-"""A run between parties over TLS is the run that one process would simulate."""
+"""A run between parties, in memory or over TLS, is the run that one process would simulate."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from federation import NAMES, Parties, config_of
+from federation import NAMES, Parties, config_of, serving
 from safetensors.torch import load_file
 
 from dpzv.config import Config
 from dpzv.errors import PrivacyRefused
+from dpzv.network.memory_transport import MemoryListener
 from dpzv.privacy.spent import read_ledger, spent
 from dpzv.protocol import device
 from dpzv.protocol.messages import Fill
@@ -46,10 +47,13 @@ def in_one_process(
 
 
 @pytest.mark.parametrize("method", ["dpzv", "vafl"])
-@pytest.mark.parametrize("rule", ["frozen", "dp-sgd"])
-def test_the_transcript_is_that_of_the_simulation(parties: Parties, tmp_path: Path, method: str, rule: str) -> None:
+@pytest.mark.parametrize(("rule", "tls"), [("frozen", False), ("dp-sgd", False), ("dp-sgd", True)])
+def test_the_transcript_is_that_of_the_simulation(
+    parties: Parties, tmp_path: Path, method: str, rule: str, tls: bool
+) -> None:
     config = config_of(f"train.method={method}", "privacy.protects=labels", f"head.rule={rule}", "head.steps=20")
-    networked = asyncio.run(asyncio.wait_for(parties.together(config, tmp_path), 100))
+    together = parties.together_over_tls if tls else parties.together
+    networked = asyncio.run(asyncio.wait_for(together(config, tmp_path), 100))
     assert networked is not None
     simulated = in_one_process(parties, config, tmp_path / "alone")
     lines = [(tmp_path / name / "transcript.jsonl").read_text() for name in ("server", "alone")]
@@ -94,21 +98,23 @@ def test_a_first_fill_goes_on_where_the_link_was_lost(
 ) -> None:
     """Nothing is sent twice, and the run is the simulated one."""
     monkeypatch.setattr(device, "CHUNK", 200)
-    whole, began = device.Device.fill, []
+    whole, began, listener = device.Device.fill, [], MemoryListener(NAMES)
 
     def cut_short(self: device.Device, first: int = 0) -> Iterator[Fill]:
-        if self.m != 2:
-            yield from whole(self, first)
-            return
-        began.append(first)
-        for number, chunk in enumerate(whole(self, first), 1):
+        if self.m == 2:
+            began.append(first)
+        for number, chunk in enumerate(whole(self, first)):
+            if self.m == 2 and number == 2 and len(began) == 1:
+                listener.cut(NAMES[1])  # the two chunks before have arrived
             yield chunk
-            if number == 2 and len(began) == 1:
-                raise ConnectionError("cut by the test")
+
+    async def together() -> dict[str, Any] | None:
+        async with serving(parties.host(config, tmp_path / "server"), listener) as finished:
+            return await parties.finish(config, tmp_path, finished, listener.connector)
 
     monkeypatch.setattr(device.Device, "fill", cut_short)
     config = config_of("head.rule=frozen")
-    networked = asyncio.run(asyncio.wait_for(parties.together(config, tmp_path), 100))
+    networked = asyncio.run(asyncio.wait_for(together(), 100))
     assert networked is not None
     assert began == [0, 400]
     simulated = in_one_process(parties, config, tmp_path / "alone")

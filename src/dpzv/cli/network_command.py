@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 if TYPE_CHECKING:
-    from dpzv.network.party_file import Party
+    from dpzv.network.party import Party
     from dpzv.runtime.run_folder import RunFolder
 
 __all__ = ["device", "predict", "server"]
@@ -35,8 +35,7 @@ def server(
     Example: dpzv server server.toml
     """
     from dpzv.errors import ConfigError
-    from dpzv.network.party_file import load_party
-    from dpzv.network.serve import open_folder
+    from dpzv.network.party import load_party, open_folder
     from dpzv.network.status import read_status
 
     own = load_party(party)
@@ -69,7 +68,7 @@ def device(
     Example: dpzv device weather.toml
     """
     from dpzv.errors import ConfigError
-    from dpzv.network.party_file import load_party
+    from dpzv.network.party import load_party
 
     own = load_party(party)
     if not own.server:
@@ -93,9 +92,8 @@ def predict(
     from dpzv.data.party_records import in_units
     from dpzv.errors import DataError
     from dpzv.models.losses import predictions
-    from dpzv.network.credentials import server_credentials
     from dpzv.network.keyfiles import read_alignment_key
-    from dpzv.network.party_file import load_party
+    from dpzv.network.party import load_party
     from dpzv.network.predict import Predictor
     from dpzv.runtime.run_folder import RunFolder, write_atomically
 
@@ -107,7 +105,7 @@ def predict(
     labels = own.labels()
     wanted = partial(keyed, names, read_alignment_key(own.alignment_key))
     predictor = Predictor(own.config, labels, RunFolder.existing(own.out), wanted)
-    output = asyncio.run(predictor.run(own.listen, server_credentials(own.credentials), seconds))
+    output = asyncio.run(predictor.run(own.listener(), seconds))
     values = predictions(labels.task, output).cpu().numpy()
     asked = own.data.labels
     assert asked is not None
@@ -121,18 +119,17 @@ def predict(
 
 
 async def _serve(own: Party, folder: RunFolder) -> dict[str, Any] | None:
-    from dpzv.network.serve import serve
+    from dpzv.network.party import serve
 
-    return await serve(own, folder, lambda host: _on_signal(host.stop))
+    return await serve(own, folder, lambda server: _on_signal(server.stop))
 
 
 async def _take_part(own: Party, stay: bool) -> None:
-    from dpzv.network.credentials import channel_credentials
     from dpzv.network.device_party import DeviceParty
 
-    guest = DeviceParty(own.config, own.features(), own.out)
-    _on_signal(guest.stop)
-    await guest.run(own.server, lambda: channel_credentials(own.credentials), server=own.server_name, stay=stay)
+    device = DeviceParty(own.config, own.features(), own.out)
+    _on_signal(device.stop)
+    await device.run(own.connector(), stay=stay)
 
 
 def _on_signal(stop: Callable[[], None]) -> None:
@@ -142,7 +139,7 @@ def _on_signal(stop: Callable[[], None]) -> None:
 
 
 def _log(quiet: bool) -> None:
-    from dpzv.network.serve import JsonLines
+    from dpzv.network.party import JsonLines
 
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())

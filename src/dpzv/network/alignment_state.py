@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dpzv.data.alignment import Alignment, aligned, split
 from dpzv.errors import DataError, PeerError
 from dpzv.network.wire import Rows
-from dpzv.runtime.run_folder import disk_errors
+from dpzv.runtime.run_folder import write_atomically
 from dpzv.terms import Task
 
 __all__ = ["AlignmentState", "LabelRecords"]
@@ -39,7 +39,7 @@ class LabelRecords:
 
 
 class AlignmentState:
-    """Who has sent its ids, and once all have: the rows of every party. `share` of the records are tested on."""
+    """Which devices have sent ids and, once all have, every party's rows; a `share` of the records is for tests."""
 
     def __init__(self, folder: Path, labels: LabelRecords, M: int, share: float, least: int) -> None:
         """`least`: fewer shared records than this are refused."""
@@ -62,15 +62,17 @@ class AlignmentState:
             return m not in self._hashes or hashlib.sha256(self._hashes[m]).hexdigest() != ids_sha256
         if self._digests[m] != ids_sha256:
             raise PeerError(
-                f"device {m} has other record ids than when this run began; give it the file of then, or start a new "
-                "run."
+                f"device {m} has other record ids than when this run began; give it the file that it had then, or "
+                "start a new run."
             )
         return False
 
     def take(self, m: int, hashes: bytes) -> None:
         """Device m's hashed ids; once all are there, the shared records are found and stored."""
         if len(hashes) % 16 or self.complete:
-            raise PeerError(f"device {m} sent {len(hashes)} bytes of hashed ids, expected 16 each, once; it is closed.")
+            raise PeerError(
+                f"device {m} must send its hashed ids once, 16 bytes each, got {len(hashes)} bytes; it is closed."
+            )
         self._hashes[m] = hashes
         if len(self._hashes) == self._M:
             arrays = [np.frombuffer(self._hashes[m], np.uint8).reshape(-1, 16) for m in range(1, self._M + 1)]
@@ -102,11 +104,9 @@ class AlignmentState:
     def _settle(self, found: Alignment) -> None:
         counts, ids = found.counts(), {0: self._labels.hashes.tobytes(), **self._hashes}
         digests = {party: hashlib.sha256(data).hexdigest() for party, data in ids.items()}
-        with disk_errors(self._file):
-            new = self._file.with_name(FILE + ".new")
-            metadata = {"counts": counts} | {f"party-{p}": digest for p, digest in digests.items()}
-            safetensors.numpy.save_file({f"party-{p}": rows for p, rows in enumerate(found.rows)}, new, metadata)
-            new.replace(self._file)
+        metadata = {"counts": counts} | {f"party-{p}": digest for p, digest in digests.items()}
+        tensors = {f"party-{p}": rows for p, rows in enumerate(found.rows)}
+        write_atomically(self._file, safetensors.numpy.save(tensors, metadata))
         self.counts, self._digests, self._rows = counts, digests, dict(enumerate(found.rows))
 
     def _load(self) -> None:
@@ -119,4 +119,7 @@ class AlignmentState:
         except (safetensors.SafetensorError, KeyError, OSError) as error:
             raise DataError(f"{self._file} is not the alignment of this run ({error}); start a new run.") from None
         if self._digests[0] != hashlib.sha256(self._labels.hashes.tobytes()).hexdigest():
-            raise DataError("the server's record ids are not those this run began with; give it the file of then.")
+            raise DataError(
+                "the server has other record ids than when this run began; give it the file that it had then, or start "
+                "a new run."
+            )

@@ -17,20 +17,19 @@ import math
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import grpc
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from dpzv.errors import ConfigError, DpzvError
-from dpzv.network.credentials import Credentials, channel_credentials
 from dpzv.network.device_party import DeviceParty
-from dpzv.network.party_file import Party, load_party
-from dpzv.network.serve import JsonLines, open_folder, serve
+from dpzv.network.party import JsonLines, Party, load_party, open_folder, serve
 from dpzv.network.status import read_status
+from dpzv.network.transport import Connector, Stream
 from dpzv.network.wire import agreed_hash, shown
 
 __all__ = ["Attempts", "client", "host_run", "party_of", "server", "take_part"]
@@ -50,7 +49,7 @@ ANSWER_SECONDS = 30.0
 GIVE_UP_SECONDS = 120.0
 """How long a device tries to reach the server. Then it answers, so that its SuperNode is free; it is asked again."""
 ATTEMPT_SECONDS = 60.0
-"""No failed attempt takes so long, with the pause after it: who comes back later has been connected."""
+"""A failed attempt and the pause after it take less: if more has passed since the last attempt, it had connected."""
 
 server = ServerApp()
 client = ClientApp()
@@ -117,28 +116,28 @@ def party_of(settings: Mapping[str, Any], how: str) -> Party:
 
 
 class Attempts:
-    """A device's credentials, which it asks for whenever it tries to connect; gives up after many in vain."""
+    """A connector that gives up when many attempts to connect were in vain."""
 
-    def __init__(self, own: Credentials) -> None:
+    def __init__(self, own: Connector) -> None:
         self._own = own
         self._first = self._last = -math.inf
 
-    def __call__(self) -> grpc.ChannelCredentials:
-        """The credentials as they are on the disk now."""
+    def connect(self) -> AbstractAsyncContextManager[Stream]:
+        """A new stream to the server, or an error after too many attempts."""
         now = time.monotonic()
         if now - self._last > ATTEMPT_SECONDS:
             self._first = now
         self._last = now
         if now - self._first > GIVE_UP_SECONDS:
             raise DpzvError("the server was out of reach for too long; it will ask this device again.")
-        return channel_credentials(self._own)
+        return self._own.connect()
 
 
 async def _device(own: Party, address: str) -> None:
-    guest = DeviceParty(own.config, own.features(), own.out)
-    attempts = Attempts(own.credentials)
-    running = asyncio.ensure_future(guest.run(address or own.server, attempts, server=own.server_name))
-    while not running.done():  # Flower ends this process by a signal from a thread, which only a loop that turns sees
+    device = DeviceParty(own.config, own.features(), own.out)
+    running = asyncio.ensure_future(device.run(Attempts(own.connector(address))))
+    # Flower ends this process by a signal from a thread; the event loop sees it only when it wakes up
+    while not running.done():
         await asyncio.wait({running}, timeout=1)
     running.result()
 

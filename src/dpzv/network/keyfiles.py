@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -36,18 +37,46 @@ from dpzv.network.identity import (
 )
 
 __all__ = [
+    "Credentials",
     "Description",
+    "PartyKeys",
     "create_authority",
     "describe",
     "issue_party",
     "load_authority",
+    "own_name",
     "read_alignment_key",
     "read_bytes",
     "read_certificates",
     "read_key",
+    "read_party_keys",
+    "renewal",
 ]
 
 ALIGNMENT_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Where a party's certificate, its private key and the authority's certificate are."""
+
+    certificate: Path
+    key: Path
+    ca: Path
+
+
+@dataclass(frozen=True, slots=True)
+class PartyKeys:
+    """A certificate chain with its key and the authority it is checked with, in PEM; the key is never shown."""
+
+    certificate: bytes
+    key: bytes
+    ca: bytes
+    name: str
+    until: datetime
+
+    def __repr__(self) -> str:
+        return f"PartyKeys(name={self.name!r}, until={self.until})"
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -145,6 +174,50 @@ def describe(path: Path, *, now: datetime | None = None) -> Description:
         days_left=(certificate.not_valid_after_utc - now) / timedelta(days=1),
         sha256=fingerprint,
         problems=problems,
+    )
+
+
+def own_name(credentials: Credentials) -> str:
+    """The party's own name, from its certificate."""
+    return name_of(read_certificates(credentials.certificate)[0].subject)
+
+
+def read_party_keys(credentials: Credentials) -> PartyKeys:
+    """Read the three files, and refuse what a peer would refuse anyway, with a better reason."""
+    chain, authorities = read_certificates(credentials.certificate), read_certificates(credentials.ca)
+    certificate = chain[0]
+    if not same_key(certificate, read_key(credentials.key)):
+        raise DataError(
+            f"{credentials.key} is not the key of {credentials.certificate}; give the two files of one "
+            "`dpzv keys issue`."
+        )
+    if not any(issued_by(certificate, ca) for ca in [*chain[1:], *authorities]):
+        raise DataError(
+            f"{credentials.certificate} was not issued by the authority in {credentials.ca}; "
+            "give the ca.crt that came with it."
+        )
+    problem = validity_problem(certificate)
+    if problem:
+        raise ConfigError(renewal(credentials, name_of(certificate.subject), problem))
+    if all(validity_problem(ca) for ca in authorities):
+        raise ConfigError(
+            f"{credentials.ca} {validity_problem(authorities[0])}; make a new authority with `dpzv keys init` "
+            "and issue all certificates again."
+        )
+    return PartyKeys(
+        read_bytes(credentials.certificate),
+        read_bytes(credentials.key),
+        read_bytes(credentials.ca),
+        name_of(certificate.subject),
+        certificate.not_valid_after_utc,
+    )
+
+
+def renewal(credentials: Credentials, name: str, problem: str) -> str:
+    """The sentence that says how a certificate with this problem is renewed."""
+    return (
+        f"{credentials.certificate} {problem}; whoever keeps the authority renews it with "
+        f"`dpzv keys issue {name} --ca DIR --out {credentials.certificate.parent} --renew`."
     )
 
 

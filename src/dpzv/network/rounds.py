@@ -17,7 +17,7 @@ from xxhash import xxh3_128_digest
 
 from dpzv.config import Config
 from dpzv.errors import PeerError
-from dpzv.network.peers import Peer, Peers
+from dpzv.network.transport import Peer, Peers
 from dpzv.network.wire import Ask, pack_message
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Release

@@ -14,22 +14,27 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
-import grpc
-
 from dpzv import __version__
 from dpzv.config import Config
 from dpzv.errors import DiskError, DpzvError, PeerError
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
-from dpzv.network.credentials import peer_name
-from dpzv.network.link import IDS_SECONDS, LONGEST_PAUSE, LOST, Stream, heard_out, listen
-from dpzv.network.peers import Peer, Peers
 from dpzv.network.rounds import Batch
 from dpzv.network.session import Session
 from dpzv.network.status import DeviceStatus, Status, write_status
+from dpzv.network.transport import (
+    IDS_SECONDS,
+    LONGEST_PAUSE,
+    LinkLost,
+    Listener,
+    Peer,
+    Peers,
+    Stream,
+    next_frame,
+    read_to_the_end,
+)
 from dpzv.network.wire import (
     PROTOCOL,
     Ask,
-    Control,
     Done,
     Hello,
     Ids,
@@ -41,8 +46,7 @@ from dpzv.network.wire import (
     shown,
     unpack,
 )
-from dpzv.protocol.codec import Codec
-from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Message
+from dpzv.protocol.messages import Embeddings, Evaluation, Fill
 from dpzv.runtime.run_folder import RunFolder
 
 __all__ = ["ServerParty"]
@@ -69,16 +73,15 @@ class ServerParty:
         self._stopping = self._finished = self._closing = False
         self._failure: DiskError | None = None
         self._told: set[int] = set()  # devices that know that the run is finished, and have kept their weights
-        self.port = 0
 
-    async def run(self, address: str, credentials: grpc.ServerCredentials) -> dict[str, Any] | None:
+    async def run(self, listener: Listener) -> dict[str, Any] | None:
         """Listen, train to the end and return the summary, or `None` if stopped before (it can be started again)."""
-        listener, self.port = await listen(address, credentials, self._talk)
-        LOG.info("listening on port %d for %s", self.port, ", ".join(self._names))
+        await listener.start(self._talk)
+        LOG.info("listening on %s for %s", listener.address, ", ".join(self._names))
         watching = asyncio.create_task(self._keep_status())
         try:
             with ExitStack() as stack:
-                stack.callback(setattr, self, "_closing", True)  # before anybody is heard again: the ledger is closed
+                stack.callback(setattr, self, "_closing", True)  # no device may be heard once the ledger is closed
                 while not self._alignment.complete and not self._stopping:
                     await self._news()
                 if self._failure is not None:
@@ -87,7 +90,7 @@ class ServerParty:
                     return None
                 LOG.info("records: %s", self._alignment.counts)
                 self._session = Session(self._config, self._labels, self._alignment, self._folder, self._peers, stack)
-                self._finished = self._folder.finished  # then it was started again for devices that were away
+                self._finished = self._folder.finished  # if so, it was started again for devices that were away
                 self._aligned.set()
                 summary = self._folder.read_summary() if self._finished else await self._train(self._session)
                 if summary is not None:
@@ -97,7 +100,7 @@ class ServerParty:
         finally:
             for peer in self._peers.everybody():
                 await peer.close(STOPPING)
-            await listener.stop(grace=2)
+            await listener.stop(2)
             watching.cancel()
             write_status(self._folder.path, self.status())
 
@@ -112,7 +115,8 @@ class ServerParty:
         away = [name for m, name in enumerate(self._names, 1) if m not in self._told]
         if away:
             LOG.warning(
-                "%s did not hear that the run is finished; start the server again once it is back", ", ".join(away)
+                "these devices did not hear that the run is finished: %s; start the server again once they are back",
+                ", ".join(away),
             )
 
     async def _dismiss(self, peer: Peer) -> None:
@@ -166,7 +170,7 @@ class ServerParty:
                 await peer.tell(Ask("rounds"))
         if not await rounds.run():
             return None
-        while not rounds.has_tests:  # a server that was restarted after the last round
+        while not rounds.has_tests:  # so it is if the server was restarted after the last round
             if rounds.stopping:
                 return None
             if len(self._peers.present()) == len(self._names):
@@ -186,14 +190,14 @@ class ServerParty:
             if self._finished:
                 await self._dismiss(peer)
             await self._listen_to(peer, stream)
-            await heard_out(stream, partial(self._last_word, peer))
+            await read_to_the_end(stream, partial(self._last_word, peer))
         except PeerError as error:
             LOG.warning("%s", error)
             refused = peer or Peer(0, stream)
             await refused.close(str(error))
             self._peers.detach(refused)
-            await heard_out(stream, partial(self._last_word, refused))
-        except LOST:
+            await read_to_the_end(stream, partial(self._last_word, refused))
+        except LinkLost:
             if peer is None or not peer.closed.is_set():
                 LOG.warning("device %s is gone without a goodbye", peer.m if peer else "?")
         finally:
@@ -202,10 +206,10 @@ class ServerParty:
 
     async def _greet(self, stream: Stream) -> tuple[int, Hello]:
         """The number of the device and its hello; refuses strangers and other configurations."""
-        name = peer_name(stream)
+        name = stream.peer_name
         if name not in self._names:
             raise PeerError(f"'{name}' is not a device of this run, which has {', '.join(self._names)}; it is closed.")
-        hello = await self._read(stream, None, FIRST_WORD_SECONDS)
+        hello = unpack(None, await next_frame(stream, FIRST_WORD_SECONDS))
         if not isinstance(hello, Hello):
             raise PeerError(f"'{name}' must say hello first, got {type(hello).__name__}; it is closed.")
         if hello.protocol != PROTOCOL:
@@ -223,7 +227,7 @@ class ServerParty:
         needs = self._alignment.needs(m, hello.ids_sha256)
         await peer.tell(Welcome(m, "", "train", needs))
         if needs:
-            ids = await self._read(stream, None, IDS_SECONDS)
+            ids = unpack(None, await next_frame(stream, IDS_SECONDS))
             if not isinstance(ids, Ids):
                 raise PeerError(f"device {m} must send its hashed ids, got {type(ids).__name__}; it is closed.")
             try:
@@ -269,8 +273,8 @@ class ServerParty:
         assert session is not None
         while not peer.closed.is_set():
             frame = await stream.read()
-            if frame is grpc.aio.EOF:  # a device that was killed looks like this
-                raise ConnectionError(f"device {m} ended its stream without a goodbye")
+            if frame is None:  # a device that was killed looks like this
+                raise LinkLost("the stream ended without a goodbye")
             message = unpack(session.codecs[m - 1], frame)
             if isinstance(message, (Embeddings, Fill, Evaluation)) and message.m != m:
                 raise PeerError(f"device {m} spoke for device {message.m}; it is closed.")
@@ -301,9 +305,6 @@ class ServerParty:
         if stop.final and self._finished:
             self._told.add(peer.m)
             self._peers.changed.set()
-
-    async def _read(self, stream: Stream, codec: Codec | None, seconds: float) -> Control | Message:
-        return unpack(codec, await asyncio.wait_for(stream.read(), seconds))
 
     async def _keep_status(self) -> None:
         while True:

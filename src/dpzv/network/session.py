@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from dpzv.config import Config, per_device
 from dpzv.errors import PeerError
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
-from dpzv.network.peers import Peers
 from dpzv.network.rounds import Rounds
+from dpzv.network.transport import Peers
 from dpzv.privacy.plan import start_event
 from dpzv.protocol.messages import Fill, Release
 from dpzv.runtime import checkpoint
@@ -40,7 +40,7 @@ class Session:
         M, accelerator = len(config.network.devices), accelerator_of(config)
         self.plan, noise = plan_of(config, len(y_train), M), make_noise(config)
         widths = per_device("devices.embedding", config.devices.embedding, M)
-        self.codecs = tuple(codec_of(config, m, self.plan) for m in range(1, M + 1))
+        self.codecs = tuple(codec_of(config, m, M) for m in range(1, M + 1))
         train = labels_of(y_train, labels.task, accelerator)
         self.server = make_server(config, labels.task, labels.outputs, train, widths, self.plan, noise)
         described = {"name": labels.name, "records": len(y_train), "fingerprint": alignment.fingerprint}

@@ -129,18 +129,18 @@ def pack_message(codec: Codec, message: Message) -> bytes:
     return b"m" + codec.encode(message)
 
 
-def unpack(codec: Codec | None, frame: object) -> Control | Message:
+def unpack(codec: Codec | None, frame: bytes) -> Control | Message:
     """What a frame says; without a codec only control messages are allowed."""
-    if not isinstance(frame, bytes):
-        raise PeerError("the stream ended in the middle of a conversation; the peer is closed.")
     most = MAX_FRAME if frame[:1] == b"m" or frame[2:6] in (b"\xa3ids", b"\xa4row") else MAX_CONTROL
     if len(frame) > most:
-        raise PeerError(f"a frame of its kind has at most {most} bytes, got {len(frame)}; the peer is closed.")
+        raise PeerError(f"a frame of this kind has at most {most} bytes, got {len(frame)}; the peer is closed.")
     kind, body = frame[:1], memoryview(frame)[1:]
     if kind == b"m" and codec is not None:
         return codec.decode(body)
     if kind != b"c":
-        raise PeerError(f"a frame begins with 'c', or later with 'm', got {kind!r}; the peer is closed.")
+        raise PeerError(
+            f"a frame begins with 'c', or with 'm' once the rows are known, got {kind!r}; the peer is closed."
+        )
     try:
         control: Control = _DECODER.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

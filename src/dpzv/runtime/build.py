@@ -22,10 +22,10 @@ from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
 from dpzv.protocol.server import Server
 from dpzv.runtime.clock import Speed, VirtualClock, equal_speeds, parse_compute
-from dpzv.runtime.sides import accelerator_of, codec_of, labels_of, make_device, make_server
+from dpzv.runtime.sides import DevicePlan, accelerator_of, codec_of, labels_of, make_device, make_server
 from dpzv.terms import Task
 
-__all__ = ["Parts", "assemble", "plan_of", "rounds_of"]
+__all__ = ["Parts", "assemble", "device_plan", "plan_of", "rounds_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,14 @@ def plan_of(config: Config, D: int, M: int) -> PrivacyPlan:
     return make_plan(request)
 
 
+def device_plan(config: Config, m: int, M: int, D: int) -> PrivacyPlan | DevicePlan:
+    """What device m must know of the plan; only for noise that it adds itself, the plan is calibrated."""
+    private_start = per_device("devices.start", config.devices.start, M)[m - 1] == "dp-pca"
+    if private_start or config.noise.where == "uplink":
+        return plan_of(config, D, M)
+    return DevicePlan(M, D, rounds_of(config, D, M), config.train.B)
+
+
 def _in_turns(config: Config, speeds: tuple[Speed, ...]) -> bool:
     """Whether devices take turns, so that none can use up another's share of the rounds."""
     return config.network.order == "turns" if config.runtime.kind == "network" else equal_speeds(speeds)
@@ -118,7 +126,7 @@ def assemble(
     outputs = data.n_classes if data.task == "classes" else 1
     y_train = labels_of(data.y_train, data.task, accelerator)
     server = make_server(config, data.task, outputs, y_train, widths, plan, noise)
-    codecs = tuple(codec_of(config, m, plan) for m in range(1, M + 1))
+    codecs = tuple(codec_of(config, m, M) for m in range(1, M + 1))
     return Parts(
         devices,
         server,

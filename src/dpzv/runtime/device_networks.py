@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpzv.config import Config, per_device
 from dpzv.data.dataset import Dataset
 from dpzv.data.encoder import encoder_folder
-from dpzv.errors import ConfigError, DataError
+from dpzv.errors import ConfigError, DataError, PrivacyRefused
 from dpzv.models.dense import linear, mlp
 from dpzv.models.gabor import GaborCNN
 from dpzv.models.gabor_patch import GaborPatchCNN
@@ -37,12 +37,17 @@ FLOOR = 1e-3  # public floor of dp-pca's eigenvalues, in units of one record's s
 
 def make_networks(config: Config, data: Dataset, plan: PrivacyPlan, noise: NoiseSource) -> list[torch.nn.Module]:
     """One network a device, with its start; a dp-pca start uses the plan's noise."""
-    return [make_network(config, m, x, plan, noise) for m, x in enumerate(data.x_train, 1)]
+    return [make_network(config, m, plan.M, x, plan, noise) for m, x in enumerate(data.x_train, 1)]
 
 
-def make_network(config: Config, m: int, x: NDArray[Any], plan: PrivacyPlan, noise: NoiseSource) -> torch.nn.Module:
-    """Device m's network for its train features `x` [D, d_m]; only `devices.last_layers` are trainable in it."""
-    devices, M, i = config.devices, plan.M, m - 1
+def make_network(
+    config: Config, m: int, M: int, x: NDArray[Any], plan: PrivacyPlan | None, noise: NoiseSource
+) -> torch.nn.Module:
+    """The network of device m of M for its train features `x` [D, d_m]; only `devices.last_layers` are trainable in it.
+
+    Only a dp-pca start takes the plan; it is refused without one.
+    """
+    devices, i = config.devices, m - 1
     models: tuple[ModelName, ...] = per_device("devices.model", devices.model, M)
     starts: tuple[StartName, ...] = per_device("devices.start", devices.start, M)
     model, start = models[i], starts[i]
@@ -58,6 +63,8 @@ def make_network(config: Config, m: int, x: NDArray[Any], plan: PrivacyPlan, noi
             raise ConfigError(f"start '{start}' needs devices.model = 'linear', got '{model}' at device {m}.")
         if start == "pca":
             set_linear(network, pca_start(x, width, floor=FLOOR))
+        elif plan is None:
+            raise PrivacyRefused(f"the start 'dp-pca' of device {m} takes its noise from a privacy plan, got none.")
         else:
             set_linear(network, _dp_pca(i, x, width, per_device("devices.R", devices.R, M)[i], plan, noise))
     elif start == "weights":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import torch
 
 from dpzv.config import Config, per_device
@@ -26,10 +27,20 @@ from dpzv.protocol.table import Table
 from dpzv.rng import torch_generator
 from dpzv.terms import HeadRuleName, Task
 
-__all__ = ["accelerator_of", "codec_of", "labels_of", "make_device", "make_head", "make_server"]
+__all__ = ["DevicePlan", "accelerator_of", "codec_of", "labels_of", "make_device", "make_head", "make_server"]
 
 ETA_0: dict[HeadRuleName, float] = {"dp-sgd": 1.0, "sgd": 0.1, "joint-zo": 1e-3, "zo": 1e-3, "frozen": 0.0}
 """Steps of w_0 where `head.eta_0` is unset: gradient rules bear far larger ones than zeroth-order rules."""
+
+
+class DevicePlan(msgspec.Struct, frozen=True):
+    """What a device that adds no noise itself must know of the plan: sizes, which cost no calibration."""
+
+    M: int
+    D: int
+    T: int
+    B: int
+    sigma_h: float = 0.0
 
 
 def make_device(
@@ -38,7 +49,7 @@ def make_device(
     network: torch.nn.Module,
     x_train: torch.Tensor,
     x_test: torch.Tensor,
-    plan: PrivacyPlan,
+    plan: PrivacyPlan | DevicePlan,
     noise: NoiseSource,
 ) -> tuple[Device, int]:
     """Device m, ready for round 1, and the width of its embeddings."""
@@ -86,10 +97,10 @@ def make_server(
     return Server(rule, table, y_train, schedules, lams)
 
 
-def codec_of(config: Config, m: int, plan: PrivacyPlan) -> Codec:
-    """How device m's messages become bytes."""
-    lam = per_device("train.lam", config.train.lam, plan.M)[m - 1]
-    return Codec(config.codec.name, lam, per_record=plan.per_record)
+def codec_of(config: Config, m: int, M: int) -> Codec:
+    """How the messages of device m of M become bytes."""
+    lam = per_device("train.lam", config.train.lam, M)[m - 1]
+    return Codec(config.codec.name, lam, per_record=config.train.method == "vafl")
 
 
 def make_head(config: Config, inputs: int, outputs: int, stream: str) -> Head:
@@ -118,7 +129,7 @@ def accelerator_of(config: Config) -> str:
     return name
 
 
-def _uplink(config: Config, plan: PrivacyPlan, noise: NoiseSource) -> Uplink:
+def _uplink(config: Config, plan: PrivacyPlan | DevicePlan, noise: NoiseSource) -> Uplink:
     """How embeddings are protected on their way up: not at all, or with the plan's noise."""
     C_h = config.privacy.C_h if plan.sigma_h else math.inf
     return Uplink(C_h, plan.sigma_h, lambda shape, stream: noise.gaussian(shape, *stream))

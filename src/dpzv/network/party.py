@@ -1,7 +1,10 @@
-"""A party's own file: where the agreed run, its keys, its records and its server are."""
+"""A party as its operator starts it: its own file, its records, its links, the server at work, and its log."""
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,14 @@ from dpzv.data import party_records as records
 from dpzv.data.alignment import keyed
 from dpzv.errors import ConfigError, DataError
 from dpzv.network.alignment_state import LabelRecords
-from dpzv.network.credentials import Credentials, own_name
-from dpzv.network.device_party import FeatureRecords
-from dpzv.network.keyfiles import read_alignment_key
+from dpzv.network.device_conversation import FeatureRecords
+from dpzv.network.grpc_transport import GrpcConnector, GrpcListener, refusals_logged
+from dpzv.network.keyfiles import Credentials, own_name, read_alignment_key
+from dpzv.network.server_party import ServerParty
+from dpzv.network.status import read_status, serve_metrics
+from dpzv.runtime.run_folder import RunFolder
 
-__all__ = ["Party", "load_party"]
+__all__ = ["JsonLines", "Party", "load_party", "open_folder", "serve"]
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,6 +71,14 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
         hashes = keyed(table.ids, read_alignment_key(self.alignment_key))
         return LabelRecords(hashes, table.y, asked.task, len(asked.classes or ()), Path(asked.file).stem)
 
+    def listener(self) -> GrpcListener:
+        """Where the server is reached."""
+        return GrpcListener(self.listen, self.credentials)
+
+    def connector(self, address: str = "") -> GrpcConnector:
+        """How a device reaches its server: at `address`, or at that of its file."""
+        return GrpcConnector(address or self.server, self.credentials, self.server_name)
+
 
 def load_party(path: Path) -> Party:
     """The party of a TOML file."""
@@ -94,6 +108,50 @@ def load_party(path: Path) -> Party:
         metrics=file.metrics,
         data=records.parse(file.data, folder),
     )
+
+
+def open_folder(own: Party) -> RunFolder:
+    """The server's run folder: new, or that of the same run."""
+    rendered = configuration.render(own.config)
+    if not (own.out / "config.toml").exists():
+        return RunFolder.create(own.out, rendered)
+    if (own.out / "config.toml").read_text() != rendered:
+        raise ConfigError(f"{own.out} holds a run with another configuration; choose another `out`.")
+    return RunFolder.existing(own.out)
+
+
+async def serve(own: Party, folder: RunFolder, started: Callable[[ServerParty], None]) -> dict[str, Any] | None:
+    """Train to the end and return the summary, or `None` if stopped before; `started` is given the server first.
+
+    The server of a finished run listens again only if a device has not heard of its end.
+    """
+    if folder.finished and all(device.told for device in read_status(folder.path).devices):
+        return folder.read_summary()
+    host = ServerParty(own.config, own.labels(), folder)
+    started(host)
+    metrics = await serve_metrics(own.metrics, host.status) if own.metrics else None
+    try:
+        with refusals_logged():
+            return await host.run(own.listener())
+    finally:
+        if metrics is not None:
+            metrics.close()
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Time, level, who and what."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
+            "level": record.levelname.lower(),
+            "from": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
 
 
 def _check(config: Config, file: _File, path: Path) -> None:
