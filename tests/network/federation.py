@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 
 from dpzv import config as configuration
 from dpzv import recipes
@@ -23,6 +24,7 @@ from dpzv.network.device_party import DeviceParty
 from dpzv.network.grpc_transport import GrpcConnector, GrpcListener
 from dpzv.network.keyfiles import Credentials, create_authority, issue_party, read_alignment_key
 from dpzv.network.memory_transport import MemoryListener
+from dpzv.network.predict import Predictor
 from dpzv.network.server_party import ServerParty
 from dpzv.network.transport import Connector
 from dpzv.runtime.run_folder import RunFolder
@@ -134,6 +136,24 @@ class Parties:
         summary = await finished
         await asyncio.wait_for(asyncio.gather(*devices), 30)
         return summary
+
+    async def predicted(self, config: Config, out: Path, n: int = 2) -> torch.Tensor:
+        """Predictions of the first n records by whoever comes, after the run in `out`."""
+        wanted = lambda: self.labels.hashes[:n]  # noqa: E731
+        predictor = Predictor(config, self.labels, RunFolder.existing(out / "server"), wanted)
+        listener = MemoryListener(NAMES)
+        task = asyncio.create_task(predictor.run(listener, seconds=20))
+        await asyncio.sleep(0)  # it listens
+        devices = [
+            asyncio.create_task(self.guest(config, m, out / name).run(listener.connector(name)))
+            for m, name in enumerate(NAMES, 1)
+        ]
+        try:
+            return await task
+        finally:
+            for device in devices:
+                device.cancel()
+            await asyncio.gather(*devices, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -16,10 +16,7 @@ from safetensors.torch import load_file
 from dpzv.errors import PeerError
 from dpzv.network import device_party as guests
 from dpzv.network import server_party as hosts
-from dpzv.network.memory_transport import MemoryListener
-from dpzv.network.predict import Predictor
 from dpzv.network.status import read_status
-from dpzv.runtime.run_folder import RunFolder
 
 CONFIG = config_of("head.rule=frozen", "train.rounds=24")
 LATE = NAMES[1]
@@ -29,24 +26,6 @@ def lost(out: Path) -> None:
     """The second device is as it was before it ever trained."""
     (out / LATE / "state.safetensors").unlink()
     shutil.rmtree(out / LATE / "weights")
-
-
-async def predicted(parties: Parties, out: Path) -> torch.Tensor:
-    """Two records by whoever comes."""
-    predictor = Predictor(CONFIG, parties.labels, RunFolder.existing(out / "server"), lambda: parties.labels.hashes[:2])
-    listener = MemoryListener(NAMES)
-    task = asyncio.create_task(predictor.run(listener, seconds=20))
-    await asyncio.sleep(0)  # it listens
-    guests = [
-        asyncio.create_task(parties.guest(CONFIG, m, out / name).run(listener.connector(name)))
-        for m, name in enumerate(NAMES, 1)
-    ]
-    try:
-        return await task
-    finally:
-        for guest in guests:
-            guest.cancel()
-        await asyncio.gather(*guests, return_exceptions=True)
 
 
 def test_a_device_that_missed_the_end_is_told_by_the_same_command(
@@ -64,7 +43,7 @@ def test_a_device_that_missed_the_end_is_told_by_the_same_command(
     asyncio.run(parties.together(CONFIG, again))
     lost(again)
     with pytest.raises(PeerError, match=rf"device 2 \({LATE}\) is .* of this run; start `dpzv server` again"):
-        asyncio.run(predicted(parties, again))
+        asyncio.run(parties.predicted(CONFIG, again))
 
     monkeypatch.setattr(hosts, "FAREWELL_SECONDS", 20.0)
     summary = asyncio.run(parties.together(CONFIG, again))
@@ -76,7 +55,7 @@ def test_a_device_that_missed_the_end_is_told_by_the_same_command(
     ends = [(again / "server" / name).read_bytes() for name in ("metrics.jsonl", "transcript.jsonl", "summary.json")]
     assert ends[1] == logs[1]
     assert ends[0].count(b"\n") == logs[0].count(b"\n")
-    assert asyncio.run(predicted(parties, again)).shape == (2, 10)
+    assert asyncio.run(parties.predicted(CONFIG, again)).shape == (2, 10)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5])

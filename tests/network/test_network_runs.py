@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from federation import NAMES, Parties, config_of, serving
@@ -18,9 +19,12 @@ from safetensors.torch import load_file
 from dpzv.config import Config
 from dpzv.errors import PrivacyRefused
 from dpzv.network.memory_transport import MemoryListener
+from dpzv.network.wire import Rows, Welcome
+from dpzv.privacy.plan import PlanRequest, PrivacyPlan
 from dpzv.privacy.spent import read_ledger, spent
 from dpzv.protocol import device
 from dpzv.protocol.messages import Fill
+from dpzv.runtime import build
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import run
 
@@ -91,6 +95,35 @@ def test_an_earlier_run_on_the_records_counts_as_spent(parties: Parties, tmp_pat
     assert other is not None
     with pytest.raises(PrivacyRefused, match="records"):
         asyncio.run(parties.together(second, tmp_path / "third", (str(tmp_path / "other" / "server"),)))
+
+
+def test_only_who_adds_noise_calibrates_it(parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a device whose start takes no noise, nor a prediction."""
+    made, plan = [], build.make_plan
+
+    def counted(request: PlanRequest) -> PrivacyPlan:
+        made.append(request)
+        return plan(request)
+
+    def welcomed(config: Config, folder: str) -> int:
+        """How many plans a device makes until it is ready."""
+        before, talk = len(made), parties.guest(config, 1, tmp_path / folder).conversation
+        rows = np.arange(512).tobytes()
+        for message in (Welcome(1, "0" * 32, "train", False), Rows(rows, rows)):
+            assert list(talk.answers(message)) == []
+        assert talk.device is not None
+        return len(made) - before
+
+    config = config_of("head.rule=frozen", "train.rounds=8")
+    asyncio.run(asyncio.wait_for(parties.together(config, tmp_path), 60))
+    monkeypatch.setattr(build, "make_plan", counted)
+    assert asyncio.run(parties.predicted(config, tmp_path, 5)).shape == (5, 10)
+    assert made == []
+    assert welcomed(config, "random") == 0
+    starts = ("devices.model=linear", "devices.start=dp-pca", "devices.R=8", "privacy.epsilon=8")
+    assert welcomed(config_of("head.rule=frozen", *starts), "private") == 1
+    uplink = ("train.method=zoo-vfl", "noise.where=uplink", "privacy.C_h=1", "head.rule=zo")
+    assert welcomed(config_of(*uplink), "uplink") == 1
 
 
 def test_a_first_fill_goes_on_where_the_link_was_lost(
