@@ -250,8 +250,8 @@ def test_supernodes_that_fail_restart_or_crash_come_back(tmp_path: Path) -> None
 LABELS_LEAK = """
 import sys
 from flwr.app import Context, RecordDict
-from dpzv.network.flower import host_run
-host_run(None, Context(1, 1, {}, RecordDict(), {"party": sys.argv[1]}))
+from dpzv.network.flower import serve_run
+serve_run(None, Context(1, 1, {}, RecordDict(), {"party": sys.argv[1]}))
 """
 
 

@@ -17,7 +17,8 @@ from dpzv.network import grpc_transport, memory_transport
 from dpzv.network.grpc_transport import GrpcConnector, GrpcListener, GrpcStream
 from dpzv.network.keyfiles import create_authority, issue_party
 from dpzv.network.memory_transport import MemoryListener
-from dpzv.network.transport import PART, Connector, LinkLost, Listener, Stream
+from dpzv.network.transport import Connector, LinkLost, Listener, Stream
+from dpzv.network.wire import PART
 
 SIZES = (1, PART - 1, PART, PART + 1, 2 * PART, 5 * PART + 7)
 FRAMES = [bytes([65 + i]) + b"+." * (size // 2) for i, size in enumerate(SIZES)]

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from dpzv.config import Config, per_device
 from dpzv.errors import ConfigError, PeerError
 from dpzv.network.device_folder import DeviceFolder, DeviceState
-from dpzv.network.transport import PART
-from dpzv.network.wire import Ask, Control, Done, Ids, Rows, Welcome, hello, pack, pack_message
+from dpzv.network.wire import PART, Ask, Control, Done, Ids, Rows, Welcome, hello, pack, pack_message
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Message, Release

@@ -24,7 +24,8 @@ import grpc.aio
 from dpzv.errors import ConfigError, DpzvError, PeerError
 from dpzv.network.identity import party_name
 from dpzv.network.keyfiles import Credentials, read_party_keys, renewal
-from dpzv.network.transport import PART, LinkLost, Stream
+from dpzv.network.transport import LinkLost, Stream
+from dpzv.network.wire import PART
 from dpzv.protocol.codec import MAX_FRAME
 
 __all__ = [

@@ -107,7 +107,7 @@ def create_authority(folder: Path, days: int) -> Authority:
 
 
 def load_authority(folder: Path) -> Authority:
-    """The authority that `create_authority` left in `folder`; refuses one that is over or torn apart."""
+    """The authority of `create_authority` in `folder`; refuses one that has expired or whose two files do not fit."""
     certificate, key = read_certificates(folder / "ca.crt")[0], read_key(folder / "ca.key")
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not same_key(certificate, key):
         raise DataError(
@@ -124,8 +124,8 @@ def issue_party(
 ) -> x509.Certificate:
     """Write the four files of party `name` to `out`; `ca` is the authority's folder.
 
-    A renewal keeps the key, and the hosts unless new ones are given, so that only one file changes, at once:
-    whoever reads the folder meanwhile finds a pair that fits.
+    A renewal keeps the key, and the hosts unless new ones are given. So only one file changes, atomically, and whoever
+    reads the folder meanwhile finds a certificate and a key that fit together.
     """
     party_name(name)
     authority, alignment = load_authority(ca), ca / "alignment.key"
@@ -183,7 +183,7 @@ def own_name(credentials: Credentials) -> str:
 
 
 def read_party_keys(credentials: Credentials) -> PartyKeys:
-    """Read the three files, and refuse what a peer would refuse anyway, with a better reason."""
+    """Read the three files; what a peer would refuse anyway is refused here, with a better reason."""
     chain, authorities = read_certificates(credentials.certificate), read_certificates(credentials.ca)
     certificate = chain[0]
     if not same_key(certificate, read_key(credentials.key)):
@@ -255,7 +255,7 @@ def read_alignment_key(path: Path) -> bytes:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A whole file, or a sentence about why not."""
+    """The bytes of a file; a `DataError` says why it cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

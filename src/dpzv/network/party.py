@@ -27,7 +27,7 @@ __all__ = ["JsonLines", "Party", "load_party", "open_folder", "serve"]
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The keys of a party's TOML; relative paths are looked for where it lies."""
+    """The keys of a party's TOML file; relative paths begin at the folder of that file."""
 
     run: str  # the agreed configuration: the same file at every party
     keys: str  # the folder of `dpzv keys issue`
@@ -127,12 +127,12 @@ async def serve(own: Party, folder: RunFolder, started: Callable[[ServerParty], 
     """
     if folder.finished and all(device.told for device in read_status(folder.path).devices):
         return folder.read_summary()
-    host = ServerParty(own.config, own.labels(), folder)
-    started(host)
-    metrics = await serve_metrics(own.metrics, host.status) if own.metrics else None
+    server = ServerParty(own.config, own.labels(), folder)
+    started(server)
+    metrics = await serve_metrics(own.metrics, server.status) if own.metrics else None
     try:
         with refusals_logged():
-            return await host.run(own.listener())
+            return await server.run(own.listener())
     finally:
         if metrics is not None:
             metrics.close()
@@ -164,12 +164,15 @@ def _check(config: Config, file: _File, path: Path) -> None:
         raise ConfigError(f"'{file.name}' is not among network.devices {list(names)}; add it there, for all parties.")
     if config.privacy.parents:
         raise ConfigError(
-            "earlier runs are the server's to name, got privacy.parents for all; set `parents` in its file."
+            "only the server may name earlier runs, got privacy.parents in the agreed run; set `parents` in the "
+            "server's file."
         )
     if file.server and file.parents:
         raise ConfigError(f"{path} is a device's file, got `parents`; only the server has the ledgers of earlier runs.")
     if not config.data.holdout:
-        raise ConfigError("data.holdout must be above 0 in the agreed run: the records that are tested on, e.g. 0.2.")
+        raise ConfigError(
+            "data.holdout, the share of records that are tested on, must be above 0 in the agreed run; set e.g. 0.2."
+        )
 
 
 def _toml(path: Path) -> dict[str, Any]:

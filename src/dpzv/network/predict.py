@@ -31,11 +31,11 @@ LOG = logging.getLogger("dpzv.predict")
 SECONDS = 60.0
 """How long a device may be silent while it is asked."""
 AT_ONCE = 8192
-"""Records that the head is run on at once, while others are on their way."""
+"""Records that the head is run on at once, as soon as so many are complete."""
 
 
 class _Unable(PeerError):
-    """A device lacks records or releases: the prediction cannot be made, whoever else answers."""
+    """A device lacks records or releases, so that the prediction cannot be made, whatever the other devices answer."""
 
 
 class Predictor:
@@ -159,12 +159,12 @@ class Predictor:
             self._done = max(self._done, ready)
 
     def _found(self, m: int, hashes: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """The device's row of every wanted record; refused with a count where it has none."""
+        """The device's row of every wanted record; refused, with their number, if it lacks some."""
         words, wanted = np.ascontiguousarray(hashes).view(np.uint64), self._wanted  # [n, 2]
         if not len(words):
             words = ~wanted[:1]
-        order = np.argsort(words[:, 0])  # by half of the hash: by chance no two agree in it
-        at = np.searchsorted(words[order, 0], wanted[self._order, 0])  # in order, which is four times as fast
+        order = np.argsort(words[:, 0])  # by the first half of the hash, in which no two ids agree by chance
+        at = np.searchsorted(words[order, 0], wanted[self._order, 0])  # sorted queries are four times as fast
         rows = np.empty(len(wanted), np.int64)
         rows[self._order] = order[np.minimum(at, len(order) - 1)]
         missing = int((words[rows] != wanted).any(axis=1).sum())

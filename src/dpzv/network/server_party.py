@@ -1,7 +1,7 @@
 """The server of a networked run: it meets the devices, aligns records, fills its table, and works through the rounds.
 
-Every device has one stream. Its name is the one in its certificate, so it can only act as itself. What a device sends
-wrong closes that device, never the run; it may come back, and goes on where the ledger says it is.
+Every device has one stream. Its name is the one that the transport has verified, so it can only act as itself. A device
+that breaks the protocol is closed, and the run goes on; it may come back, and goes on where the ledger says it is.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ LOG = logging.getLogger("dpzv.server")
 FIRST_WORD_SECONDS = 30.0
 """How long a new connection may stay silent."""
 FAREWELL_SECONDS = LONGEST_PAUSE + 10
-"""How long a finished server waits for devices that are away, to tell them."""
+"""How long the server of a finished run waits for devices that are away, to tell them that it is finished."""
 STOPPING = "the server stops; come back later"
 
 
@@ -150,7 +150,7 @@ class ServerParty:
         )
 
     def stop(self) -> None:
-        """End after the round at hand; what is there is kept."""
+        """End after the round at hand; everything up to then is kept."""
         self._stopping = True
         self._peers.changed.set()
         if self._session is not None:
@@ -234,11 +234,11 @@ class ServerParty:
                 self._alignment.take(m, ids.hashes)
             except PeerError:
                 raise
-            except DiskError as error:  # nothing may begin on an alignment that is not kept
+            except DiskError as error:  # no round may begin on an alignment that is not on the disk
                 self._failure = error
                 self.stop()
                 raise PeerError(STOPPING) from None
-            except DpzvError as error:  # the counts are for the operator of the server
+            except DpzvError as error:  # the reason counts records, which only the server's operator may see
                 LOG.error("%s", error)
                 raise PeerError("the parties' records could not be aligned; the server's log says why.") from None
             self._peers.changed.set()
@@ -247,7 +247,9 @@ class ServerParty:
         assert session is not None
         run_id = session.ledger.run_id
         if hello.run_id and hello.run_id != run_id:
-            raise PeerError(f"device {m} has weights of another run; give it an empty folder, or that run's server.")
+            raise PeerError(
+                f"device {m} has weights of another run; give it an empty folder, or connect it to that run's server."
+            )
         if session.begun and not hello.run_id and session.plan.starts[m - 1] == "dp-pca":
             raise PeerError(
                 f"device {m} has lost its folder, and with it its private start, which cannot be drawn again; restore "

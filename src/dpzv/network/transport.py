@@ -18,7 +18,6 @@ __all__ = [
     "GOODBYE_SECONDS",
     "IDS_SECONDS",
     "LONGEST_PAUSE",
-    "PART",
     "Connector",
     "LinkLost",
     "Listener",
@@ -37,9 +36,6 @@ IDS_SECONDS = 600.0
 
 GOODBYE_SECONDS = 5.0
 """How long a party waits for the other side's last frames once one of them has said goodbye."""
-
-PART = 1 << 18
-"""Bytes of the longest frame that every transport sends in one piece; a longer one may go in parts."""
 
 
 class LinkLost(Exception):

@@ -20,6 +20,7 @@ from dpzv.protocol.messages import Message
 
 __all__ = [
     "MAX_CONTROL",
+    "PART",
     "PROTOCOL",
     "Ask",
     "Control",
@@ -39,6 +40,9 @@ __all__ = [
 
 MAX_CONTROL = 1 << 24
 """Bytes of a control message, ids and rows apart: the longest is a request to predict two million records."""
+
+PART = 1 << 18
+"""Bytes of the longest frame that every transport sends in one piece; a longer one may go in parts."""
 
 PROTOCOL = 1
 """Parties that speak another number refuse each other."""
@@ -149,13 +153,15 @@ def unpack(codec: Codec | None, frame: bytes) -> Control | Message:
 
 
 def agreed_hash(config: Config) -> str:
-    """The hash of what all parties must agree on: everything but where each of them works."""
+    """The hash of what all parties must agree on: everything but the paths and machines of each of them."""
     change = msgspec.structs.replace
     agreed = change(
         config,
         recipe="",
         data=change(config.data, path="", columns=(), encoder=""),
-        privacy=change(config.privacy, parents=()),  # the server's ledgers; devices hear what they leave to a start
+        privacy=change(
+            config.privacy, parents=()
+        ),  # only the server has those ledgers; it tells devices what they leave to a start
         table=change(config.table, path=""),
         runtime=change(config.runtime, accelerator="cpu", threads=0, checkpoint_seconds=30.0),
     )
