@@ -162,7 +162,7 @@ async def serving(
 ) -> AsyncIterator[asyncio.Task[dict[str, Any] | None]]:
     """The task of a server that listens; it is stopped with the context."""
     task = asyncio.create_task(server.run(listener))
-    while not (listener.port if isinstance(listener, GrpcListener) else listener.listening) and not task.done():
+    while not (listener.port if isinstance(listener, GrpcListener) else listener.talk) and not task.done():
         await asyncio.sleep(0.001)
     try:
         yield task

@@ -15,7 +15,6 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -264,19 +263,16 @@ class _Fetcher:
             self._told = what
             LOG.error("%s", sentence)
 
-    def _stamps(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(
-            _stamp(path) for path in (self._credentials.certificate, self._credentials.key, self._credentials.ca)
-        )
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    """What changes when a file is replaced, rewritten or made readable."""
-    try:
-        found = path.stat()
-    except OSError:
-        return ()
-    return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    def _stamps(self) -> list[tuple[int, ...]]:
+        """What changes when one of the files is replaced, rewritten or made readable."""
+        stamps: list[tuple[int, ...]] = []
+        for path in (self._credentials.certificate, self._credentials.key, self._credentials.ca):
+            try:
+                found = path.stat()
+                stamps.append((found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+            except OSError:
+                stamps.append(())
+        return stamps
 
 
 def _client_name(context: Any) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -69,14 +69,11 @@ class Credentials:
 class PartyKeys:
     """A certificate chain with its key and the authority it is checked with, in PEM; the key is never shown."""
 
-    certificate: bytes
-    key: bytes
-    ca: bytes
+    certificate: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+    ca: bytes = field(repr=False)
     name: str
     until: datetime
-
-    def __repr__(self) -> str:
-        return f"PartyKeys(name={self.name!r}, until={self.until})"
 
 
 class Description(msgspec.Struct, frozen=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 
@@ -13,14 +12,12 @@ from dpzv.protocol.codec import MAX_FRAME
 
 __all__ = ["MemoryConnector", "MemoryListener", "MemoryStream"]
 
-LOG = logging.getLogger("dpzv.memory")
-
 
 class MemoryStream:
     """One end of a link; what is written at one end is read at the other."""
 
     def __init__(self, peer_name: str, other: MemoryStream | None = None) -> None:
-        """`peer_name` is the name of the party at the other end."""
+        """`peer_name` is the name of the party at the `other` end, which may be made later."""
         self.peer_name = peer_name
         self._inbox: asyncio.Queue[bytes | LinkLost | None] = asyncio.Queue()
         self._unwritable = ""  # why nothing can be written any more
@@ -68,60 +65,35 @@ class MemoryListener:
     """A server called `name`, which lets in whoever calls itself by one of the `known` names."""
 
     def __init__(self, known: Collection[str], name: str = "server") -> None:
-        self.address = f"the memory of '{name}'"
-        self._known, self._name = known, name
-        self._talk: Callable[[Stream], Awaitable[None]] | None = None
-        self._links: dict[asyncio.Task[None], MemoryStream] = {}
+        self.known, self.name, self.address = known, name, f"the memory of '{name}'"
+        self.talk: Callable[[Stream], Awaitable[None]] | None = None  # while it listens
+        self.links: dict[asyncio.Task[None], MemoryStream] = {}  # by who talks there: the server's ends
 
     async def start(self, talk: Callable[[Stream], Awaitable[None]]) -> None:
         """Run `talk` for every stream from now on."""
-        self._talk = talk
-
-    @property
-    def listening(self) -> bool:
-        """Whether devices are let in."""
-        return self._talk is not None
+        self.talk = talk
 
     async def stop(self, seconds: float) -> None:
         """Let nobody in any more, and end the streams that are left after `seconds`."""
-        self._talk = None
-        if self._links:
-            await asyncio.wait(list(self._links), timeout=seconds)
-        for task in list(self._links):
+        self.talk = None
+        if self.links:
+            await asyncio.wait(list(self.links), timeout=seconds)
+        for task in list(self.links):
             task.cancel()
 
     def connector(self, name: str) -> MemoryConnector:
         """How the party called `name` reaches this server."""
         return MemoryConnector(self, name)
 
-    def open(self, name: str) -> MemoryStream:
-        """The device's end of a new stream."""
-        if self._talk is None or name not in self._known:
-            raise LinkLost(f"'{self._name}' does not listen, or does not know '{name}'")
-        here = MemoryStream(self._name)
-        there = MemoryStream(name, here)
-        task = asyncio.create_task(self._serve(self._talk, there))
-        self._links[task] = there
-        task.add_done_callback(self._links.pop)
-        return here
-
     def cut(self, name: str) -> None:
         """Lose the links of the device called `name`."""
-        for stream in list(self._links.values()):
+        for stream in self.links.values():
             if stream.peer_name == name:
                 stream.cut()
 
-    async def _serve(self, talk: Callable[[Stream], Awaitable[None]], stream: MemoryStream) -> None:
-        try:
-            await talk(stream)
-        except Exception:
-            LOG.exception("the server failed while it talked to '%s'", stream.peer_name)
-        finally:
-            stream.hang_up()
-
 
 class MemoryConnector:
-    """How one party reaches a `MemoryListener`."""
+    """How the party called `name` reaches a `MemoryListener`."""
 
     def __init__(self, listener: MemoryListener, name: str) -> None:
         self._listener, self._name = listener, name
@@ -129,8 +101,23 @@ class MemoryConnector:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[MemoryStream]:
         """A new stream to the server; the link ends with the context."""
-        stream = self._listener.open(self._name)
+        listener, name = self._listener, self._name
+        talk = listener.talk
+        if talk is None or name not in listener.known:
+            raise LinkLost(f"'{listener.name}' does not listen, or does not know '{name}'")
+        here = MemoryStream(listener.name)
+        there = MemoryStream(name, here)
+
+        async def serve() -> None:
+            try:
+                await talk(there)
+            finally:
+                there.hang_up()
+
+        task = asyncio.create_task(serve())
+        listener.links[task] = there
+        task.add_done_callback(listener.links.pop)
         try:
-            yield stream
+            yield here
         finally:
-            stream.hang_up()
+            here.hang_up()
