@@ -48,7 +48,7 @@ BARS = {"seeded": 0.7, "exact": 0.4}
 FOLDER = "."  # the disk under test, as in ledger_rate
 
 
-class _ConstantHost(ServerParty):
+class _ConstantServer(ServerParty):
     hollow = False
 
     @property
@@ -159,10 +159,12 @@ class _Town:
         noise = {"echo": "", "hollow": "seeded"}.get(way, way)
         out = self._folder / secrets.token_hex(4)
         finished, listener = asyncio.Event(), GrpcListener("127.0.0.1:0", _credentials(self._folder, "server"))
-        server: _ConstantHost | _Echo
+        server: _ConstantServer | _Echo
         if noise:
             config = config_of(self._M, noise)
-            server = _ConstantHost(config, labels_of(), RunFolder.create(out / "server", configuration.render(config)))
+            server = _ConstantServer(
+                config, labels_of(), RunFolder.create(out / "server", configuration.render(config))
+            )
             server.hollow = way == "hollow"
             serving: asyncio.Task[Any] = asyncio.create_task(server.run(listener))
         else:
@@ -182,7 +184,7 @@ class _Town:
         await serving
         return rate
 
-    async def _watched(self, server: _ConstantHost | _Echo, serving: asyncio.Task[Any]) -> float:
+    async def _watched(self, server: _ConstantServer | _Echo, serving: asyncio.Task[Any]) -> float:
         """The pace between a tenth and nine tenths of all rounds."""
         seen = []
         for share in (0.1, 0.9):

@@ -87,12 +87,12 @@ def _device(model: str, m: int, folder: Path, orders: Connection) -> None:
     """A process: one device, told again and again to which port it goes; it says how long its processor worked."""
     torch.set_num_threads(1)
     loop = asyncio.new_event_loop()
-    guest = DeviceParty(_config(model), FeatureRecords(keyed(IDS, KEY), _x(model, m)), folder / NAMES[m - 1])
+    device = DeviceParty(_config(model), FeatureRecords(keyed(IDS, KEY), _x(model, m)), folder / NAMES[m - 1])
     credentials = _credentials(folder, NAMES[m - 1])
     orders.send(0.0)
     while (port := orders.recv()) is not None:
         began = time.process_time()
-        loop.run_until_complete(guest.run(GrpcConnector(f"127.0.0.1:{port}", credentials, "server")))
+        loop.run_until_complete(device.run(GrpcConnector(f"127.0.0.1:{port}", credentials, "server")))
         orders.send(time.process_time() - began)
 
 
@@ -119,8 +119,8 @@ class _Town:
     async def train(self) -> None:
         """A run to its end."""
         config = _config(self._model)
-        host = ServerParty(config, _labels(), RunFolder.create(self.folder / "server", configuration.render(config)))
-        await self._with_devices(host.run)
+        server = ServerParty(config, _labels(), RunFolder.create(self.folder / "server", configuration.render(config)))
+        await self._with_devices(server.run)
 
     async def predict(self, ids: list[str], spent: dict[str, float]) -> list[int]:
         """Predictions over the network."""

@@ -92,11 +92,11 @@ class Parties:
             [x[train] for x in xs], y[train], [x[test] for x in xs], y[test], task="classes", n_classes=10
         )
 
-    def host(self, config: Config, out: Path) -> ServerParty:
+    def server(self, config: Config, out: Path) -> ServerParty:
         folder = RunFolder.existing(out) if (out / "config.toml").exists() else None
         return ServerParty(config, self.labels, folder or RunFolder.create(out, configuration.render(config)))
 
-    def guest(self, config: Config, m: int, out: Path) -> DeviceParty:
+    def device(self, config: Config, m: int, out: Path) -> DeviceParty:
         return DeviceParty(config, self.features[m - 1], out)
 
     def tls_listener(self) -> GrpcListener:
@@ -110,7 +110,7 @@ class Parties:
     async def together(self, config: Config, out: Path, parents: tuple[str, ...] = ()) -> dict[str, Any] | None:
         """Server and devices in one process, without a network; only the server knows of `parents`."""
         change = msgspec.structs.replace
-        server = self.host(change(config, privacy=change(config.privacy, parents=parents)), out / "server")
+        server = self.server(change(config, privacy=change(config.privacy, parents=parents)), out / "server")
         listener = MemoryListener(NAMES)
         async with serving(server, listener) as finished:
             return await self.finish(config, out, finished, listener.connector)
@@ -118,7 +118,7 @@ class Parties:
     async def together_over_tls(self, config: Config, out: Path) -> dict[str, Any] | None:
         """The same, each device over a TLS link of its own."""
         listener = self.tls_listener()
-        async with serving(self.host(config, out / "server"), listener) as finished:
+        async with serving(self.server(config, out / "server"), listener) as finished:
             return await self.finish(config, out, finished, lambda name: self.tls_connector(name, listener.port))
 
     async def finish(
@@ -130,7 +130,7 @@ class Parties:
     ) -> dict[str, Any] | None:
         """All devices, until they and the server are done; the server's summary."""
         devices = [
-            asyncio.create_task(self.guest(config, m, out / name).run(connector(name)))
+            asyncio.create_task(self.device(config, m, out / name).run(connector(name)))
             for m, name in enumerate(NAMES, 1)
         ]
         summary = await finished
@@ -145,7 +145,7 @@ class Parties:
         task = asyncio.create_task(predictor.run(listener, seconds=20))
         await asyncio.sleep(0)  # it listens
         devices = [
-            asyncio.create_task(self.guest(config, m, out / name).run(listener.connector(name)))
+            asyncio.create_task(self.device(config, m, out / name).run(listener.connector(name)))
             for m, name in enumerate(NAMES, 1)
         ]
         try:

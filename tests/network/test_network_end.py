@@ -14,8 +14,7 @@ from federation import NAMES, Parties, config_of
 from safetensors.torch import load_file
 
 from dpzv.errors import PeerError
-from dpzv.network import device_party as guests
-from dpzv.network import server_party as hosts
+from dpzv.network import device_party, server_party
 from dpzv.network.status import read_status
 
 CONFIG = config_of("head.rule=frozen", "train.rounds=24")
@@ -45,7 +44,7 @@ def test_a_device_that_missed_the_end_is_told_by_the_same_command(
     with pytest.raises(PeerError, match=rf"device 2 \({LATE}\) is .* of this run; start `dpzv server` again"):
         asyncio.run(parties.predicted(CONFIG, again))
 
-    monkeypatch.setattr(hosts, "FAREWELL_SECONDS", 20.0)
+    monkeypatch.setattr(server_party, "FAREWELL_SECONDS", 20.0)
     summary = asyncio.run(parties.together(CONFIG, again))
     assert summary is not None
     assert summary["rounds"] == 24
@@ -63,16 +62,16 @@ def test_a_device_can_be_stopped_while_its_server_is_silent(
     seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody listens at the server's address, takes the connection and never says a word."""
-    monkeypatch.setattr(guests, "GOODBYE_SECONDS", 0.5)
+    monkeypatch.setattr(device_party, "GOODBYE_SECONDS", 0.5)
     parties = Parties.made(tmp_path)
 
     async def stopped() -> float:
-        guest, silent = parties.guest(CONFIG, 1, tmp_path / "out"), socket.create_server(("127.0.0.1", 0))
+        device, silent = parties.device(CONFIG, 1, tmp_path / "out"), socket.create_server(("127.0.0.1", 0))
         with silent:
-            task = asyncio.create_task(guest.run(parties.tls_connector(NAMES[0], silent.getsockname()[1])))
+            task = asyncio.create_task(device.run(parties.tls_connector(NAMES[0], silent.getsockname()[1])))
             await asyncio.sleep(seconds)
             began = time.monotonic()
-            guest.stop()
+            device.stop()
             await asyncio.wait_for(task, 10)
             return time.monotonic() - began
 

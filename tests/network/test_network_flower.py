@@ -278,10 +278,10 @@ def test_a_party_without_its_file_is_told_what_to_do() -> None:
 def test_a_device_that_never_finds_its_server_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flower, "GIVE_UP_SECONDS", 2.0)
     parties = Parties.made(tmp_path)
-    guest = parties.guest(config_of(), 1, tmp_path / "out")
+    device = parties.device(config_of(), 1, tmp_path / "out")
     attempts = flower.Attempts(parties.tls_connector("north", free_port()))
     with pytest.raises(DpzvError, match="out of reach for too long"):
-        asyncio.run(asyncio.wait_for(guest.run(attempts), 30))
+        asyncio.run(asyncio.wait_for(device.run(attempts), 30))
 
 
 def test_a_device_that_was_connected_in_between_does_not_give_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,19 +213,24 @@ class Machines:
     def __init__(self, parties: Parties, out: Path, stack: ExitStack) -> None:
         config = config_of(*SMALL)
         self.m = 2
-        self.host: ServerParty = parties.host(config, out / "server")
+        self.server: ServerParty = parties.server(config, out / "server")
         for m, features in enumerate(parties.features, 1):
-            self.host._alignment.take(m, features.hashes.tobytes())
-        self.session = Session(config, parties.labels, self.host._alignment, self.host._folder, self.host._peers, stack)
-        self.host._session = self.session
-        self.talk: Conversation = parties.guest(config, self.m, out / "device").conversation
+            self.server._alignment.take(m, features.hashes.tobytes())
+        self.session = Session(
+            config, parties.labels, self.server._alignment, self.server._folder, self.server._peers, stack
+        )
+        self.server._session = self.session
+        self.talk: Conversation = parties.device(config, self.m, out / "device").conversation
         self.first_ids = parties.features[self.m - 1].hashes.tobytes()
         self.config = config
         self.refused = 0
 
     def start(self) -> None:
         """The device learns its rows."""
-        for message in (Welcome(self.m, self.session.ledger.run_id, "train", False), self.host._alignment.rows(self.m)):
+        for message in (
+            Welcome(self.m, self.session.ledger.run_id, "train", False),
+            self.server._alignment.rows(self.m),
+        ):
             assert list(self.talk.answers(message)) == []
 
     def valid(self) -> list[bytes]:
@@ -276,7 +281,7 @@ class Machines:
         _, there = await spoken(frame)
         before, peer = self.server_state(), Peer(self.m, there)
         try:
-            await self.host._listen_to(peer, there)
+            await self.server._listen_to(peer, there)
         except PeerError:
             assert self.server_state() == before, frame[:80]
             self.refused += 1
@@ -405,27 +410,27 @@ def test_many_searched_frames_are_taken_or_refused(machines: Machines, seed: int
 async def greeted(machines: Machines, draw: random.Random) -> None:
     """A connection from its hello on: it is closed with a reason, or it ends because nothing more comes."""
     machines.session.begun = True
-    machines.host._aligned.set()
+    machines.server._aligned.set()
     first = pack(hello(machines.config, "", 0, machines.first_ids))
     stranger = draw.random() < 0.05
     frames = [mutated(first, machines.valid(), draw), mutated(machines.valid()[0], machines.valid(), draw)]
     here, there = await spoken(*frames, name="nobody" if stranger else NAMES[machines.m - 1])
     before = machines.server_state()
-    await machines.host._talk(there)
+    await machines.server._talk(there)
     machines.session.rounds._waiting.clear()
     why = await reason(here, there)
     if stranger:
         assert "not a device" in why
     if why:
         assert machines.server_state() == before
-    assert not machines.host._peers.present()
+    assert not machines.server._peers.present()
 
 
-async def introduced(host: ServerParty, frames: list[bytes]) -> str:
+async def introduced(server: ServerParty, frames: list[bytes]) -> str:
     """Hashed ids to a server that still waits for them: the reason why they were refused, or nothing."""
     here, there = await spoken(*frames)
     with suppress(TimeoutError):
-        await asyncio.wait_for(host._talk(there), 0.02)
+        await asyncio.wait_for(server._talk(there), 0.02)
     return await reason(here, there)
 
 
@@ -454,8 +459,8 @@ def test_mutated_ids_are_taken_or_refused_with_a_reason(parties: Parties, tmp_pa
     first, ids = pack(hello(config, "", 0, b"")), pack(Ids(hashes[: 16 * 40]))
 
     async def all_of_them() -> list[str]:
-        host = parties.host(config, tmp_path)
-        return [await introduced(host, [first, mutated(ids, [first, ids], draw)]) for _ in range(200)]
+        server = parties.server(config, tmp_path)
+        return [await introduced(server, [first, mutated(ids, [first, ids], draw)]) for _ in range(200)]
 
     reasons = asyncio.run(all_of_them())
     assert sum(map(bool, reasons)) > 100
@@ -473,7 +478,7 @@ def test_mutated_rows_are_taken_or_refused_by_a_new_device(parties: Parties, tmp
     refused = 0
 
     def told(frame: bytes) -> None:
-        talk = parties.guest(config, 1, tmp_path / "device").conversation
+        talk = parties.device(config, 1, tmp_path / "device").conversation
         assert list(talk.answers(Welcome(1, "0" * 32, "train", False))) == []
         message = unpack(None, frame)
         if not isinstance(message, Stop):
@@ -532,19 +537,19 @@ async def intrudes(listener: MemoryListener, name: str, *frames: bytes) -> str:
 
 async def disturbed(parties: Parties, config: Config, out: Path) -> list[str]:
     """A run with garbage before it and in its middle; the reasons that the intruders were given."""
-    host, draw, reasons = parties.host(config, out / "server"), random.Random(6), []
+    server, draw, reasons = parties.server(config, out / "server"), random.Random(6), []
     listener = MemoryListener((*NAMES, "visitor"))
     west = parties.features[3].hashes.tobytes()
     right = [pack(hello(config, "", 0, west)), pack(Ids(west))]
     garbage = [b"", b"\xff" * 1000, draw.randbytes(70_000), b"m" + draw.randbytes(50), pack(Stop("", True))[:-1]]
-    async with serving(host, listener) as finished:
+    async with serving(server, listener) as finished:
         for frame in garbage:
             reasons.append(await intrudes(listener, "west", frame))
             reasons.append(await intrudes(listener, "west", right[0], frame))
             reasons.append(await intrudes(listener, "visitor", frame))
         running = asyncio.create_task(parties.finish(config, out, finished, listener.connector))
         for at in (3, 20):
-            while host.status().round < at and not finished.done():
+            while server.status().round < at and not finished.done():
                 await asyncio.sleep(0.001)
             reasons.append(await intrudes(listener, "west", right[0], draw.choice(garbage[:4])))
             reasons.append(await intrudes(listener, "east", draw.choice(garbage[:4])))

@@ -48,7 +48,7 @@ async def heard(parties: Parties, out: Path) -> list[list[object]]:
     config = config_of("head.rule=dp-sgd", "head.steps=20")
     listener = MemoryListener(NAMES)
     connectors = {name: Recording(listener, name) for name in NAMES}
-    async with serving(parties.host(config, out / "server"), listener) as finished:
+    async with serving(parties.server(config, out / "server"), listener) as finished:
         assert await asyncio.wait_for(parties.finish(config, out, finished, connectors.__getitem__), 90) is not None
 
     def plain(message: Control | Message) -> object:

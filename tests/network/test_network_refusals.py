@@ -87,7 +87,7 @@ def pem_key(key: ec.EllipticCurvePrivateKey) -> bytes:
 async def refused(parties: Parties, out: Path, act: Callable[[MemoryListener], Awaitable[str]]) -> str:
     """What the server says to one who misbehaves, while the true devices finish their run."""
     listener = MemoryListener(NAMES)
-    async with serving(parties.host(CONFIG, out / "server"), listener) as finished:
+    async with serving(parties.server(CONFIG, out / "server"), listener) as finished:
         return await while_others_finish(parties, out, finished, listener.connector, lambda: act(listener))
 
 
@@ -100,11 +100,11 @@ async def while_others_finish(
 ) -> str:
     """What `act` gives once three devices are started; then the fourth comes, and the run must be a whole one."""
     parts = [
-        asyncio.create_task(parties.guest(CONFIG, m, out / name).run(connector(name)))
+        asyncio.create_task(parties.device(CONFIG, m, out / name).run(connector(name)))
         for m, name in enumerate(NAMES[:3], 1)
     ]
     reason = await act()
-    parts.append(asyncio.create_task(parties.guest(CONFIG, 4, out / NAMES[3]).run(connector(NAMES[3]))))
+    parts.append(asyncio.create_task(parties.device(CONFIG, 4, out / NAMES[3]).run(connector(NAMES[3]))))
     summary = await asyncio.wait_for(finished, 60)
     assert summary is not None
     assert summary["rounds"] == 8
@@ -207,7 +207,7 @@ def test_the_server_of_a_run_lets_nobody_in_but_its_devices(
 
     async def run() -> str:
         listener = parties.tls_listener()
-        async with serving(parties.host(CONFIG, tmp_path / "server"), listener) as finished:
+        async with serving(parties.server(CONFIG, tmp_path / "server"), listener) as finished:
             connector = lambda name: parties.tls_connector(name, listener.port)  # noqa: E731
             return await while_others_finish(parties, tmp_path, finished, connector, lambda: knock(listener.port))
 
@@ -257,7 +257,7 @@ def test_a_private_start_that_was_lost_is_not_drawn_again(parties: Parties, tmp_
 
     async def come_back() -> str:
         listener = MemoryListener(NAMES)
-        async with serving(parties.host(config, tmp_path / "server"), listener):
+        async with serving(parties.server(config, tmp_path / "server"), listener):
             return await said(parties, listener, "east", [], config=config)
 
     assert "lost its folder, and with it its private start" in asyncio.run(come_back())
@@ -269,9 +269,9 @@ def test_no_more_is_released_than_was_planned(parties: Parties, tmp_path: Path) 
     assert finished is not None
     (tmp_path / "server" / "summary.json").unlink()
     more = config_of("head.rule=frozen", "train.rounds=9")
-    host = ServerParty(more, parties.labels, RunFolder.existing(tmp_path / "server"))
+    server = ServerParty(more, parties.labels, RunFolder.existing(tmp_path / "server"))
     with pytest.raises(PrivacyRefused, match="began"):
-        asyncio.run(asyncio.wait_for(host.run(MemoryListener(NAMES)), 20))
+        asyncio.run(asyncio.wait_for(server.run(MemoryListener(NAMES)), 20))
     assert read_ledger(tmp_path / "server").releases == 8
 
 

@@ -107,7 +107,7 @@ def test_only_who_adds_noise_calibrates_it(parties: Parties, tmp_path: Path, mon
 
     def welcomed(config: Config, folder: str) -> int:
         """How many plans a device makes until it is ready."""
-        before, talk = len(made), parties.guest(config, 1, tmp_path / folder).conversation
+        before, talk = len(made), parties.device(config, 1, tmp_path / folder).conversation
         rows = np.arange(512).tobytes()
         for message in (Welcome(1, "0" * 32, "train", False), Rows(rows, rows)):
             assert list(talk.answers(message)) == []
@@ -142,7 +142,7 @@ def test_a_first_fill_goes_on_where_the_link_was_lost(
             yield chunk
 
     async def together() -> dict[str, Any] | None:
-        async with serving(parties.host(config, tmp_path / "server"), listener) as finished:
+        async with serving(parties.server(config, tmp_path / "server"), listener) as finished:
             return await parties.finish(config, tmp_path, finished, listener.connector)
 
     monkeypatch.setattr(device.Device, "fill", cut_short)
