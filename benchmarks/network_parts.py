@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from dpzv.network.session import Session
 from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
@@ -20,17 +19,18 @@ from dpzv.config import Config
 from dpzv.methods import dpzv, rules
 from dpzv.methods.heads import Frozen
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
-from dpzv.network.device_party import DeviceParty, FeatureRecords
-from dpzv.network.peers import Peers
+from dpzv.network.arrivals import open_run
+from dpzv.network.device_conversation import Conversation, FeatureRecords
+from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.wire import Rows, pack_message, unpack
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Embeddings, Pending, Release
 from dpzv.protocol.server import Server
-from dpzv.runtime.run import make_noise
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.simulate import exactly
+from dpzv.runtime.run_plan import noise_of
+from dpzv.runtime.server_run import ServerRun
 
-__all__ = ["ROUNDS", "ConstantGuest", "Parts", "config_of", "hollow", "labels_of", "records", "without_head"]
+__all__ = ["ROUNDS", "ConstantDevice", "Parts", "config_of", "hollow", "labels_of", "records", "without_head"]
 
 B, K, D, WIDTH, OUTPUTS = 512, 16, 20_000, 16, 10
 ROUNDS = {1: 2000, 7: 4000}
@@ -100,9 +100,9 @@ def without_head(server: Server) -> None:
     )
 
 
-def hollow(session: Session) -> None:
+def hollow(run: ServerRun) -> None:
     """Take everything out of the rounds but frames, turns and sending: no sum, no table, no noise, no ledger."""
-    server, nothing = session.server, np.zeros(1)
+    server, nothing = run.server, np.zeros(1)
 
     def ask(message: Embeddings, contributes: None) -> Pending:
         return Pending(server.t + 1, message.m, message.position, B, nothing, 1.0, B)
@@ -115,18 +115,19 @@ def hollow(session: Session) -> None:
         return Release(pending.t, pending.m, pending.position, nothing)
 
     vars(server).update(ask=ask, accept=accept)
-    vars(session.rounds._gate).update(submit=submit, contributes=lambda t, message: None, head_steps=lambda t: 0)
-    vars(session.rounds._folder).update(transcript=lambda *line: None)
+    vars(run.gate).update(submit=submit, contributes=lambda t, message: None, head_steps=lambda t: 0)
+    vars(run.folder).update(transcript=lambda *line: None)
 
 
-class ConstantGuest(DeviceParty):
+class ConstantDevice(Conversation):
     """A device whose network is not evaluated; where it is `hollow`, it has no features and takes no steps either."""
 
     hollow = False
 
-    def _build(self, rows: Rows) -> None:
-        super()._build(rows)
-        device = self._device
+    def build(self, rows: Rows) -> None:
+        """The device of these rows."""
+        super().build(rows)
+        device = self.device
         assert device is not None
         device.method = rule = _ConstantRule(device.method)
         if self.hollow:
@@ -139,21 +140,20 @@ class Parts:
 
     def __init__(self, M: int, noise: str, folder: Path, stack: ExitStack) -> None:
         config, labels = config_of(M, noise), labels_of()
-        run = RunFolder.create(folder, configuration.render(config))
         alignment = AlignmentState(folder, labels, M, config.data.holdout, B)
         for m in range(1, M + 1):
             alignment.take(m, labels.hashes.tobytes())
-        self._folder = run
-        self.session = Session(config, labels, alignment, run, Peers(), stack)
-        without_head(self.session.server)
-        self._noise, self._M = make_noise(config), M
-        self._guests = [ConstantGuest(config, FeatureRecords(*records(m)), folder / f"{m}") for m in range(1, M + 1)]
+        run_folder = RunFolder.create(folder, configuration.render(config))
+        self._run = stack.enter_context(open_run(config, alignment, run_folder))
+        without_head(self._run.server)
+        self._noise, self._M = noise_of(config), M
         self._devices: list[Device] = []
-        for m, guest in enumerate(self._guests, 1):
-            guest._m = m
-            guest._build(alignment.rows(m))
-            assert guest._device is not None
-            self._devices.append(guest._device)
+        for m in range(1, M + 1):
+            talk = ConstantDevice(config, FeatureRecords(*records(m)), DeviceFolder(folder / f"{m}"))
+            talk.m = m
+            talk.build(alignment.rows(m))
+            assert talk.device is not None
+            self._devices.append(talk.device)
         self._spent: dict[str, float] = {}
 
     def measure(self, rounds: int) -> tuple[dict[str, float], int, int]:
@@ -166,8 +166,8 @@ class Parts:
         return {name: statistics.median(part[name] for part in spent) for name in spent[0]}, up, down
 
     def _round(self, m: int) -> tuple[int, int]:
-        device, session, codec = self._devices[m - 1], self.session, self.session.codecs[m - 1]
-        server, gate, ledger = session.server, session.rounds._gate, session.ledger
+        device, run, codec = self._devices[m - 1], self._run, self._run.codecs[m - 1]
+        server, gate, ledger = run.server, run.gate, run.ledger
         time_of = self._time
         message = time_of("device: batch", device.upload)
         frame = time_of("codec", lambda: pack_message(codec, message))
@@ -183,7 +183,7 @@ class Parts:
         time_of("gate", lambda: ledger.submit(event, Delta, digest))
         time_of("ledger to disk", lambda: ledger.wait(event.t))
         release = Release(pending.t, m, pending.position, Delta)
-        time_of("transcript", lambda: self._folder.transcript(release.t, m, exactly(Delta), digest.hex()))
+        time_of("transcript", lambda: run.folder.transcript(release.t, m, Delta, digest))
         time_of("server.ask", lambda: server.accept(release, gate.head_steps(release.t)))
         answer = time_of("codec", lambda: pack_message(codec, release))
         time_of("codec", lambda: unpack(codec, answer))

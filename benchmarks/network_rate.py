@@ -20,7 +20,6 @@ import tempfile
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,15 +28,18 @@ import grpc
 import torch
 
 from benchmarks.bar import Row
-from benchmarks.network_parts import ROUNDS, ConstantGuest, Parts, config_of, hollow, labels_of, records, without_head
+from benchmarks.network_parts import ROUNDS, ConstantDevice, Parts, config_of, hollow, labels_of, records, without_head
 from dpzv import config as configuration
-from dpzv.network.credentials import Credentials, channel_credentials, server_credentials
-from dpzv.network.device_party import FeatureRecords
-from dpzv.network.keyfiles import create_authority, issue_party
-from dpzv.network.link import LOST, Frames, listen, open_stream
+from dpzv.network.arrivals import Arrivals
+from dpzv.network.device_conversation import FeatureRecords
+from dpzv.network.device_folder import DeviceFolder
+from dpzv.network.device_party import DeviceParty
+from dpzv.network.grpc_transport import GrpcConnector, GrpcListener, GrpcStream
+from dpzv.network.keyfiles import Credentials, create_authority, issue_party
 from dpzv.network.server_party import ServerParty
-from dpzv.network.session import Session
+from dpzv.network.transport import Stream
 from dpzv.runtime.run_folder import RunFolder
+from dpzv.runtime.server_run import ServerRun
 
 __all__ = ["rows"]
 
@@ -47,18 +49,18 @@ BARS = {"seeded": 0.7, "exact": 0.4}
 FOLDER = "."  # the disk under test, as in ledger_rate
 
 
-class _ConstantHost(ServerParty):
+class _ConstantServer(ServerParty):
     hollow = False
 
     @property
     def rounds(self) -> int:
-        return self._session.server.t if self._session is not None else 0
+        return self._run.server.t if self._run is not None else 0
 
-    async def _train(self, session: Session) -> dict[str, Any] | None:
-        without_head(session.server)
+    async def _train(self, run: ServerRun, arrivals: Arrivals) -> dict[str, Any] | None:
+        without_head(run.server)
         if self.hollow:
-            hollow(session)
-        return await super()._train(session)
+            hollow(run)
+        return await super()._train(run, arrivals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +83,22 @@ def _credentials(keys: Path, name: str) -> Credentials:
 
 async def _take_part(asked: _Slice, m: int) -> None:
     """One device, until the server says that it is over."""
-    address, name = f"127.0.0.1:{asked.port}", f"device-{m}"
-    credentials = partial(channel_credentials, _credentials(asked.keys, name))
+    name = f"device-{m}"
+    connector = GrpcConnector(f"127.0.0.1:{asked.port}", _credentials(asked.keys, name), "server")
     if asked.noise:
-        guest = ConstantGuest(config_of(asked.M, asked.noise), FeatureRecords(*records(m)), asked.folder / name)
-        guest.hollow = asked.hollow
-        await guest.run(address, credentials, server="server")
+        config, features = config_of(asked.M, asked.noise), FeatureRecords(*records(m))
+        party = DeviceParty(config, features, asked.folder / name)
+        party.conversation = talk = ConstantDevice(config, features, DeviceFolder(asked.folder / name))
+        talk.hollow = asked.hollow
+        await party.run(connector)
         return
-    channel, frames = open_stream(address, credentials(), "server")
-    stream = frames.raw
     frame = secrets.token_bytes(asked.up)
-    with suppress(*LOST):
-        while True:
-            await stream.write(frame)
-            if len(await stream.read()) == 1:
-                break
-    await channel.close()
+    async with connector.connect() as stream:
+        with suppress(grpc.aio.AioRpcError):
+            while True:
+                await stream.raw.write(frame)
+                if len(await stream.raw.read()) == 1:
+                    break
 
 
 def _devices(orders: Connection) -> None:
@@ -117,9 +119,10 @@ class _Echo:
     def __init__(self, total: int, down: int) -> None:
         self.rounds, self._total, self._answer = 0, total, secrets.token_bytes(down)
 
-    async def talk(self, frames: Frames) -> None:
+    async def talk(self, served: Stream) -> None:
         """One device; it is told by a frame of one byte that all frames are echoed."""
-        stream = frames.raw
+        assert isinstance(served, GrpcStream)
+        stream = served.raw
         while self.rounds < self._total:
             if await stream.read() is grpc.aio.EOF:
                 return
@@ -128,13 +131,11 @@ class _Echo:
         await stream.read()
         await stream.write(b".")
 
-    async def run(self, credentials: grpc.ServerCredentials, finished: asyncio.Event) -> None:
+    async def run(self, listener: GrpcListener, finished: asyncio.Event) -> None:
         """Serve until `finished`."""
-        listener, self.port = await listen("127.0.0.1:0", credentials, self.talk)
+        await listener.start(self.talk)
         await finished.wait()
-        await listener.stop(grace=2)
-
-    port = 0
+        await listener.stop(2)
 
 
 class _Town:
@@ -158,23 +159,25 @@ class _Town:
         """Rounds per second of a run with noise of kind `way`, or of the echo, or of a hollow run."""
         noise = {"echo": "", "hollow": "seeded"}.get(way, way)
         out = self._folder / secrets.token_hex(4)
-        finished, credentials = asyncio.Event(), server_credentials(_credentials(self._folder, "server"))
-        server: _ConstantHost | _Echo
+        finished, listener = asyncio.Event(), GrpcListener("127.0.0.1:0", _credentials(self._folder, "server"))
+        server: _ConstantServer | _Echo
         if noise:
             config = config_of(self._M, noise)
-            server = _ConstantHost(config, labels_of(), RunFolder.create(out / "server", configuration.render(config)))
+            server = _ConstantServer(
+                config, labels_of(), RunFolder.create(out / "server", configuration.render(config))
+            )
             server.hollow = way == "hollow"
-            serving: asyncio.Task[Any] = asyncio.create_task(server.run("127.0.0.1:0", credentials))
+            serving: asyncio.Task[Any] = asyncio.create_task(server.run(listener))
         else:
             server = _Echo(ROUNDS[self._M], down)
-            serving = asyncio.create_task(server.run(credentials, finished))
-        while not server.port:
+            serving = asyncio.create_task(server.run(listener, finished))
+        while not listener.port:
             if serving.done():
                 serving.result()
             await asyncio.sleep(0.01)
         for i, pipe in enumerate(self._pipes):
             devices = tuple(range(1 + i, self._M + 1, len(self._pipes)))
-            pipe.send(_Slice(self._M, devices, server.port, out, self._folder, noise, way == "hollow", up))
+            pipe.send(_Slice(self._M, devices, listener.port, out, self._folder, noise, way == "hollow", up))
         rate = await self._watched(server, serving)
         for pipe in self._pipes:
             await asyncio.to_thread(pipe.recv)
@@ -182,7 +185,7 @@ class _Town:
         await serving
         return rate
 
-    async def _watched(self, server: _ConstantHost | _Echo, serving: asyncio.Task[Any]) -> float:
+    async def _watched(self, server: _ConstantServer | _Echo, serving: asyncio.Task[Any]) -> float:
         """The pace between a tenth and nine tenths of all rounds."""
         seen = []
         for share in (0.1, 0.9):

@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
@@ -31,15 +31,16 @@ from dpzv.config import Config
 from dpzv.data.alignment import keyed
 from dpzv.models.losses import predictions
 from dpzv.network.alignment_state import LabelRecords
-from dpzv.network.credentials import Credentials, channel_credentials, server_credentials
-from dpzv.network.device_party import DeviceParty, FeatureRecords
-from dpzv.network.keyfiles import create_authority, issue_party
+from dpzv.network.device_conversation import FeatureRecords
+from dpzv.network.device_party import DeviceParty
+from dpzv.network.grpc_transport import GrpcConnector, GrpcListener
+from dpzv.network.keyfiles import Credentials, create_authority, issue_party
 from dpzv.network.predict import Predictor
 from dpzv.network.server_party import ServerParty
 from dpzv.protocol.device import CHUNK
 from dpzv.runtime.device_networks import load_head, make_network
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import noise_of, plan_of
+from dpzv.runtime.run_plan import noise_of
 
 __all__ = ["rows"]
 
@@ -86,12 +87,12 @@ def _device(model: str, m: int, folder: Path, orders: Connection) -> None:
     """A process: one device, told again and again to which port it goes; it says how long its processor worked."""
     torch.set_num_threads(1)
     loop = asyncio.new_event_loop()
-    guest = DeviceParty(_config(model), FeatureRecords(keyed(IDS, KEY), _x(model, m)), folder / NAMES[m - 1])
-    credentials = partial(channel_credentials, _credentials(folder, NAMES[m - 1]))
+    device = DeviceParty(_config(model), FeatureRecords(keyed(IDS, KEY), _x(model, m)), folder / NAMES[m - 1])
+    credentials = _credentials(folder, NAMES[m - 1])
     orders.send(0.0)
     while (port := orders.recv()) is not None:
         began = time.process_time()
-        loop.run_until_complete(guest.run(f"127.0.0.1:{port}", credentials, server="server"))
+        loop.run_until_complete(device.run(GrpcConnector(f"127.0.0.1:{port}", credentials, "server")))
         orders.send(time.process_time() - began)
 
 
@@ -118,26 +119,27 @@ class _Town:
     async def train(self) -> None:
         """A run to its end."""
         config = _config(self._model)
-        host = ServerParty(config, _labels(), RunFolder.create(self.folder / "server", configuration.render(config)))
-        await self._with_devices(host, partial(host.run, "127.0.0.1:0"))
+        server = ServerParty(config, _labels(), RunFolder.create(self.folder / "server", configuration.render(config)))
+        await self._with_devices(server.run)
 
     async def predict(self, ids: list[str], spent: dict[str, float]) -> list[int]:
         """Predictions over the network."""
         labels, folder = _labels(), RunFolder.existing(self.folder / "server")
         began, worked = time.perf_counter(), time.process_time()
         predictor = Predictor(_config(self._model), labels, folder, partial(keyed, ids, KEY))
-        output = await self._with_devices(predictor, partial(predictor.run, "127.0.0.1:0", seconds=60))
+        output = await self._with_devices(partial(predictor.run, seconds=60))
         found: list[int] = predictions("classes", output).tolist()
         spent["all"] = time.perf_counter() - began
         spent["server's processor"], spent["devices' processors"] = time.process_time() - worked, self._devices
         return found
 
-    async def _with_devices(self, server: Any, serve: Callable[..., Any]) -> Any:
-        task = asyncio.create_task(serve(server_credentials(_credentials(self.folder, "server"))))
-        while not server.port:
+    async def _with_devices(self, serve: Callable[[GrpcListener], Coroutine[Any, Any, Any]]) -> Any:
+        listener = GrpcListener("127.0.0.1:0", _credentials(self.folder, "server"))
+        task = asyncio.create_task(serve(listener))
+        while not listener.port:
             await asyncio.sleep(0.001)
         for pipe in self._pipes:
-            pipe.send(server.port)
+            pipe.send(listener.port)
         result = await task
         self._devices = sum([await asyncio.to_thread(pipe.recv) for pipe in self._pipes])
         return result
@@ -148,9 +150,9 @@ class _Together:
 
     def __init__(self, model: str, folder: Path) -> None:
         config = _config(model)
-        plan, noise = plan_of(config, N // 20, M), noise_of(config)
+        noise = noise_of(config)
         self._x = [_x(model, m) for m in range(1, M + 1)]
-        self._networks = [make_network(config, m, x[:64], plan, noise).eval() for m, x in enumerate(self._x, 1)]
+        self._networks = [make_network(config, m, M, x[:64], None, noise).eval() for m, x in enumerate(self._x, 1)]
         for m, (name, network) in enumerate(zip(NAMES, self._networks, strict=True), 1):
             network.load_state_dict(load_file(folder / name / "weights" / f"device-{m}.safetensors"))
         self._head = load_head(folder / "server" / "weights")

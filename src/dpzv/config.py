@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 import msgspec
 
 from dpzv.data.columns import Column
-from dpzv.declarations import HEAD_RULES, METHODS, STARTS
+from dpzv.declarations import HEAD_RULES, METHODS, STARTS, head_rule_facts
 from dpzv.errors import ConfigError
 from dpzv.models import MODELS
 from dpzv.terms import (
@@ -99,6 +99,11 @@ class HeadSection(Section, frozen=True):
     refit_epochs: int = 10  # passes of the final refit over the table
     refit_batch: int = 128  # records a step of the refit; small data need small batches
     refit_eta: float = 2e-3  # Adam's step, falling to 0 along a cosine
+
+    @property
+    def step(self) -> float:
+        """`eta_0`, or what the rule declares where that is unset."""
+        return head_rule_facts(self.rule).eta_0 if self.eta_0 is None else self.eta_0
 
 
 class PrivacySection(Section, frozen=True):

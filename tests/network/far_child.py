@@ -11,7 +11,7 @@ from pathlib import Path
 
 from federation import NAMES, Parties, config_of
 
-from dpzv.network.credentials import channel_credentials, server_credentials
+from dpzv.network.grpc_transport import GrpcConnector, GrpcListener
 
 PR_SET_PDEATHSIG = 1
 
@@ -20,11 +20,11 @@ async def main(folder: Path, name: str, address: str, settings: list[str]) -> in
     """Run one party until its run is finished; 0 then."""
     config, parties = config_of(*settings), Parties(folder)
     if name == "server":
-        host = parties.host(config, folder / "out" / "server")
-        summary = await host.run(address, server_credentials(parties.credentials("server")))
+        server = parties.server(config, folder / "out" / "server")
+        summary = await server.run(GrpcListener(address, parties.credentials("server")))
         return 0 if summary is not None else 3
-    guest = parties.guest(config, NAMES.index(name) + 1, folder / "out" / name)
-    await guest.run(address, lambda: channel_credentials(parties.credentials(name)), server="server")
+    device = parties.device(config, NAMES.index(name) + 1, folder / "out" / name)
+    await device.run(GrpcConnector(address, parties.credentials(name), "server"))
     return 0
 
 

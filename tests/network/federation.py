@@ -1,13 +1,16 @@
-"""A small federation for the tests: digits in four parties, keys, and the same run simulated."""
+"""A small federation for the tests: digits in four parties, keys, links, and the same run simulated."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 
 from dpzv import config as configuration
 from dpzv import recipes
@@ -17,10 +20,14 @@ from dpzv.data.alignment import aligned, keyed
 from dpzv.data.dataset import Dataset, Records, from_arrays
 from dpzv.data.schedule import holdout
 from dpzv.network.alignment_state import LabelRecords
-from dpzv.network.credentials import Credentials, channel_credentials, server_credentials
-from dpzv.network.device_party import DeviceParty, FeatureRecords
-from dpzv.network.keyfiles import create_authority, issue_party, read_alignment_key
+from dpzv.network.device_conversation import FeatureRecords
+from dpzv.network.device_party import DeviceParty
+from dpzv.network.grpc_transport import GrpcConnector, GrpcListener
+from dpzv.network.keyfiles import Credentials, create_authority, issue_party, read_alignment_key
+from dpzv.network.memory_transport import MemoryListener
+from dpzv.network.predict import Predictor
 from dpzv.network.server_party import ServerParty
+from dpzv.network.transport import Connector
 from dpzv.runtime.run_folder import RunFolder
 
 NAMES = ("north", "east", "south", "west")
@@ -85,25 +92,81 @@ class Parties:
         parts = [Records([x[rows] for x in xs], y[rows]) for rows in (train, test)]
         return from_arrays(*parts, task="classes", n_classes=10)
 
-    def host(self, config: Config, out: Path) -> ServerParty:
+    def server(self, config: Config, out: Path) -> ServerParty:
         folder = RunFolder.existing(out) if (out / "config.toml").exists() else None
         return ServerParty(config, self.labels, folder or RunFolder.create(out, configuration.render(config)))
 
-    def guest(self, config: Config, m: int, out: Path) -> DeviceParty:
+    def device(self, config: Config, m: int, out: Path) -> DeviceParty:
         return DeviceParty(config, self.features[m - 1], out)
 
+    def tls_listener(self) -> GrpcListener:
+        """Where the server is reached over TLS, at any free port."""
+        return GrpcListener("127.0.0.1:0", self.credentials("server"))
+
+    def tls_connector(self, name: str, port: int) -> GrpcConnector:
+        """How a device reaches it."""
+        return GrpcConnector(f"localhost:{port}", self.credentials(name), "server")
+
     async def together(self, config: Config, out: Path, parents: tuple[str, ...] = ()) -> dict[str, Any] | None:
-        """Server and devices in one process, each over its own TLS link; only the server knows of `parents`."""
+        """Server and devices in one process, without a network; only the server knows of `parents`."""
         change = msgspec.structs.replace
-        host = self.host(change(config, privacy=change(config.privacy, parents=parents)), out / "server")
-        serving = asyncio.create_task(host.run("127.0.0.1:0", server_credentials(self.credentials("server"))))
-        while not host.port:
-            await asyncio.sleep(0.01)
-        guests = []
-        for m, name in enumerate(NAMES, 1):
-            guest = self.guest(config, m, out / name)
-            make = lambda name=name: channel_credentials(self.credentials(name))  # noqa: E731
-            guests.append(asyncio.create_task(guest.run(f"localhost:{host.port}", make, server="server")))
-        summary = await serving
-        await asyncio.wait_for(asyncio.gather(*guests), 30)
+        server = self.server(change(config, privacy=change(config.privacy, parents=parents)), out / "server")
+        listener = MemoryListener(NAMES)
+        async with serving(server, listener) as finished:
+            return await self.finish(config, out, finished, listener.connector)
+
+    async def together_over_tls(self, config: Config, out: Path) -> dict[str, Any] | None:
+        """The same, each device over a TLS link of its own."""
+        listener = self.tls_listener()
+        async with serving(self.server(config, out / "server"), listener) as finished:
+            return await self.finish(config, out, finished, lambda name: self.tls_connector(name, listener.port))
+
+    async def finish(
+        self,
+        config: Config,
+        out: Path,
+        finished: asyncio.Task[dict[str, Any] | None],
+        connector: Callable[[str], Connector],
+    ) -> dict[str, Any] | None:
+        """All devices, until they and the server are done; the server's summary."""
+        devices = [
+            asyncio.create_task(self.device(config, m, out / name).run(connector(name)))
+            for m, name in enumerate(NAMES, 1)
+        ]
+        summary = await finished
+        await asyncio.wait_for(asyncio.gather(*devices), 30)
         return summary
+
+    async def predicted(self, config: Config, out: Path, n: int = 2) -> torch.Tensor:
+        """Predictions of the first n records by whoever comes, after the run in `out`."""
+        wanted = lambda: self.labels.hashes[:n]  # noqa: E731
+        predictor = Predictor(config, self.labels, RunFolder.existing(out / "server"), wanted)
+        listener = MemoryListener(NAMES)
+        task = asyncio.create_task(predictor.run(listener, seconds=20))
+        await asyncio.sleep(0)  # it listens
+        devices = [
+            asyncio.create_task(self.device(config, m, out / name).run(listener.connector(name)))
+            for m, name in enumerate(NAMES, 1)
+        ]
+        try:
+            return await task
+        finally:
+            for device in devices:
+                device.cancel()
+            await asyncio.gather(*devices, return_exceptions=True)
+
+
+@asynccontextmanager
+async def serving(
+    server: ServerParty, listener: MemoryListener | GrpcListener
+) -> AsyncIterator[asyncio.Task[dict[str, Any] | None]]:
+    """The task of a server that listens; it is stopped with the context."""
+    task = asyncio.create_task(server.run(listener))
+    while not (listener.port if isinstance(listener, GrpcListener) else listener.talk) and not task.done():
+        await asyncio.sleep(0.001)
+    try:
+        yield task
+    finally:
+        if not task.done():
+            server.stop()
+            await asyncio.wait({task}, timeout=10)

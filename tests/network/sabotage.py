@@ -6,19 +6,21 @@ import inspect
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-import dpzv.network.device_party
+import dpzv.network.device_conversation
 import dpzv.network.rounds
 import dpzv.runtime.checkpoint
 import dpzv.runtime.journal
 from dpzv.network.alignment_state import AlignmentState
-from dpzv.network.peers import Peer
+from dpzv.network.grpc_transport import GrpcConnector
 from dpzv.network.session import Session
+from dpzv.network.transport import Peer, Stream
 from dpzv.privacy.ledger import Ledger
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Evaluation, Fill, Release
@@ -46,7 +48,7 @@ MOMENTS: dict[str, tuple[Any, str, Literal["before", "after"]]] = {
     "no summary yet": (RunFolder, "summary", "before"),
     "the summary is written": (RunFolder, "summary", "after"),
     # at a device
-    "before hello": (dpzv.network.device_party, "hello", "before"),
+    "before hello": (dpzv.network.device_conversation, "hello", "before"),
     "a batch is computed": (Device, "upload", "after"),
     "a release is applied": (Device, "receive", "after"),
 }
@@ -67,14 +69,14 @@ class Fault(NamedTuple):
 class Misspeaking:
     """A device's stream; `fault` happens in it, if it is one of frames."""
 
-    def __init__(self, stream: Any, fault: Fault | None, count: Callable[[str], bool], fired: Path) -> None:
+    def __init__(self, stream: Stream, fault: Fault | None, count: Callable[[str], bool], fired: Path) -> None:
         self._stream, self._fault, self._count, self._fired = stream, fault, count, fired
         self._held: bytes | None = None
         self._first: bytes | None = None
 
-    async def read(self) -> Any:
+    async def read(self) -> bytes | None:
         frame = await self._stream.read()
-        if isinstance(frame, bytes) and self._count(f"heard {word(frame)}"):
+        if frame is not None and self._count(f"heard {word(frame)}"):
             die()
         return frame
 
@@ -100,8 +102,8 @@ class Misspeaking:
         if now and self._fault is not None and self._fault.what == "kill":
             die()
 
-    async def done_writing(self) -> None:
-        await self._stream.done_writing()
+    async def close(self) -> None:
+        await self._stream.close()
 
 
 def word(frame: bytes) -> str:
@@ -129,13 +131,14 @@ def arm(fault: Fault | None, folder: Path) -> None:
 
     _in_parts()
     _note_releases(folder / "heard.txt")
-    plain = dpzv.network.device_party.open_stream
+    plain = GrpcConnector.connect
 
-    def open_stream(*args: Any) -> tuple[Any, Any]:
-        channel, stream = plain(*args)
-        return channel, Misspeaking(stream, fault, count, folder / "fired.txt")
+    @asynccontextmanager
+    async def connect(self: GrpcConnector) -> AsyncIterator[Any]:
+        async with plain(self) as stream:
+            yield Misspeaking(stream, fault, count, folder / "fired.txt")
 
-    dpzv.network.device_party.open_stream = open_stream
+    GrpcConnector.connect = connect  # type: ignore[method-assign]
     if fault is not None and fault.where in MOMENTS:
         owner, name, when = MOMENTS[fault.where]
         setattr(owner, name, _watched(getattr(owner, name), when, lambda: count(fault.where)))

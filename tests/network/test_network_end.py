@@ -6,7 +6,6 @@ import asyncio
 import shutil
 import socket
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,8 @@ from federation import NAMES, Parties, config_of
 from safetensors.torch import load_file
 
 from dpzv.errors import PeerError
-from dpzv.network import device_party as guests
-from dpzv.network import server_party as hosts
-from dpzv.network.credentials import channel_credentials, server_credentials
-from dpzv.network.predict import Predictor
+from dpzv.network import device_party, server_party
 from dpzv.network.status import read_status
-from dpzv.runtime.run_folder import RunFolder
 
 CONFIG = config_of("head.rule=frozen", "train.rounds=24")
 LATE = NAMES[1]
@@ -30,32 +25,6 @@ def lost(out: Path) -> None:
     """The second device is as it was before it ever trained."""
     (out / LATE / "state.safetensors").unlink()
     shutil.rmtree(out / LATE / "weights")
-
-
-async def predicted(parties: Parties, out: Path) -> torch.Tensor:
-    """Two records by whoever comes."""
-    predictor = Predictor(CONFIG, parties.labels, RunFolder.existing(out / "server"), lambda: parties.labels.hashes[:2])
-    task = asyncio.create_task(
-        predictor.run("127.0.0.1:0", server_credentials(parties.credentials("server")), seconds=20)
-    )
-    while not predictor.port and not task.done():
-        await asyncio.sleep(0.01)
-    guests = [
-        asyncio.create_task(
-            parties.guest(CONFIG, m, out / name).run(
-                f"localhost:{predictor.port}",
-                partial(channel_credentials, parties.credentials(name)),
-                server="server",
-            )
-        )
-        for m, name in enumerate(NAMES, 1)
-    ]
-    try:
-        return await task
-    finally:
-        for guest in guests:
-            guest.cancel()
-        await asyncio.gather(*guests, return_exceptions=True)
 
 
 def test_a_device_that_missed_the_end_is_told_by_the_same_command(
@@ -73,9 +42,9 @@ def test_a_device_that_missed_the_end_is_told_by_the_same_command(
     asyncio.run(parties.together(CONFIG, again))
     lost(again)
     with pytest.raises(PeerError, match=rf"device 2 \({LATE}\) is .* of this run; start `dpzv server` again"):
-        asyncio.run(predicted(parties, again))
+        asyncio.run(parties.predicted(CONFIG, again))
 
-    monkeypatch.setattr(hosts, "FAREWELL_SECONDS", 20.0)
+    monkeypatch.setattr(server_party, "FAREWELL_SECONDS", 20.0)
     summary = asyncio.run(parties.together(CONFIG, again))
     assert summary is not None
     assert summary["rounds"] == 24
@@ -85,7 +54,7 @@ def test_a_device_that_missed_the_end_is_told_by_the_same_command(
     ends = [(again / "server" / name).read_bytes() for name in ("metrics.jsonl", "transcript.jsonl", "summary.json")]
     assert ends[1] == logs[1]
     assert ends[0].count(b"\n") == logs[0].count(b"\n")
-    assert asyncio.run(predicted(parties, again)).shape == (2, 10)
+    assert asyncio.run(parties.predicted(CONFIG, again)).shape == (2, 10)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5])
@@ -93,18 +62,16 @@ def test_a_device_can_be_stopped_while_its_server_is_silent(
     seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody listens at the server's address, takes the connection and never says a word."""
-    monkeypatch.setattr(guests, "GOODBYE_SECONDS", 0.5)
+    monkeypatch.setattr(device_party, "GOODBYE_SECONDS", 0.5)
     parties = Parties.made(tmp_path)
 
     async def stopped() -> float:
-        guest, silent = parties.guest(CONFIG, 1, tmp_path / "out"), socket.create_server(("127.0.0.1", 0))
+        device, silent = parties.device(CONFIG, 1, tmp_path / "out"), socket.create_server(("127.0.0.1", 0))
         with silent:
-            credentials = partial(channel_credentials, parties.credentials(NAMES[0]))
-            address = f"127.0.0.1:{silent.getsockname()[1]}"
-            task = asyncio.create_task(guest.run(address, credentials, server="server"))
+            task = asyncio.create_task(device.run(parties.tls_connector(NAMES[0], silent.getsockname()[1])))
             await asyncio.sleep(seconds)
             began = time.monotonic()
-            guest.stop()
+            device.stop()
             await asyncio.wait_for(task, 10)
             return time.monotonic() - began
 

@@ -17,7 +17,7 @@ from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.cli.main import app
 from dpzv.data import party_records as party
-from dpzv.network.party_file import load_party
+from dpzv.network.party import load_party
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "three_companies"

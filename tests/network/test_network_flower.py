@@ -27,6 +27,7 @@ from dpzv.data import catalogue
 from dpzv.errors import ConfigError, DataError, DpzvError
 from dpzv.network import flower
 from dpzv.network.keyfiles import create_authority, issue_party
+from dpzv.network.memory_transport import MemoryListener
 from dpzv.privacy.spent import read_ledger, spent
 
 APP = Path(__file__).parents[2] / "examples" / "flower"
@@ -249,8 +250,8 @@ def test_supernodes_that_fail_restart_or_crash_come_back(tmp_path: Path) -> None
 LABELS_LEAK = """
 import sys
 from flwr.app import Context, RecordDict
-from dpzv.network.flower import host_run
-host_run(None, Context(1, 1, {}, RecordDict(), {"party": sys.argv[1]}))
+from dpzv.network.flower import serve_run
+serve_run(None, Context(1, 1, {}, RecordDict(), {"party": sys.argv[1]}))
 """
 
 
@@ -277,26 +278,24 @@ def test_a_party_without_its_file_is_told_what_to_do() -> None:
 def test_a_device_that_never_finds_its_server_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flower, "GIVE_UP_SECONDS", 2.0)
     parties = Parties.made(tmp_path)
-    guest = parties.guest(config_of(), 1, tmp_path / "out")
-    attempts = flower.Attempts(parties.credentials("north"))
+    device = parties.device(config_of(), 1, tmp_path / "out")
+    attempts = flower.Attempts(parties.tls_connector("north", free_port()))
     with pytest.raises(DpzvError, match="out of reach for too long"):
-        asyncio.run(asyncio.wait_for(guest.run(f"127.0.0.1:{free_port()}", attempts, server="server"), 30))
+        asyncio.run(asyncio.wait_for(device.run(attempts), 30))
 
 
-def test_a_device_that_was_connected_in_between_does_not_give_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_was_connected_in_between_does_not_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flower, "GIVE_UP_SECONDS", 0.2)
     monkeypatch.setattr(flower, "ATTEMPT_SECONDS", 0.05)
-    attempts = flower.Attempts(Parties.made(tmp_path).credentials("north"))
+    attempts = flower.Attempts(MemoryListener(NAMES).connector("north"))
     for _ in range(4):
-        attempts()
+        attempts.connect()
         time.sleep(0.1)
     monkeypatch.setattr(flower, "ATTEMPT_SECONDS", 10.0)
-    attempts()
+    attempts.connect()
     time.sleep(0.3)
     with pytest.raises(DpzvError):
-        attempts()
+        attempts.connect()
 
 
 def test_the_page_starts_flower_as_it_is_tested_here() -> None:

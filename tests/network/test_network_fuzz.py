@@ -12,7 +12,6 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,18 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from federation import NAMES, Parties, config_of
+from federation import NAMES, Parties, config_of, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dpzv.config import Config
 from dpzv.errors import PeerError
-from dpzv.network.credentials import channel_credentials, server_credentials
-from dpzv.network.device_party import DeviceParty
-from dpzv.network.keyfiles import issue_party
-from dpzv.network.link import LOST, open_stream
-from dpzv.network.peers import Peer
+from dpzv.network.device_conversation import Conversation
+from dpzv.network.memory_transport import MemoryListener, MemoryStream
 from dpzv.network.server_party import ServerParty
 from dpzv.network.session import Session
+from dpzv.network.transport import LinkLost, Peer, next_frame
 from dpzv.network.wire import Ask, Control, Done, Hello, Ids, Rows, Stop, Welcome, hello, pack, pack_message, unpack
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
@@ -47,27 +44,23 @@ GROWTH = 24 << 20
 """Bytes that the process may grow by after its first frames: less than a frame kept in a thousand."""
 
 
-class Ended(ConnectionError):
-    """A scripted stream has nothing more to say: every frame before was taken."""
+async def spoken(*frames: bytes, name: str = "east") -> tuple[MemoryStream, MemoryStream]:
+    """Device `name`'s end and the server's end of a stream on which the device has said `frames` and closed."""
+    here = MemoryStream("server")
+    there = MemoryStream(name, here)
+    for frame in frames:
+        await here.write(frame)
+    await here.close()
+    return here, there
 
 
-class Scripted:
-    """A stream of device `name` that gives its frames and then no more."""
-
-    def __init__(self, *frames: bytes, name: str = "east") -> None:
-        self._frames, self._name = list(frames), name
-        self.written: list[bytes] = []
-
-    def auth_context(self) -> dict[str, list[bytes]]:
-        return {"x509_common_name": [self._name.encode()]}
-
-    async def read(self) -> bytes:
-        if not self._frames:
-            raise Ended
-        return self._frames.pop(0)
-
-    async def write(self, frame: bytes) -> None:
-        self.written.append(frame)
+async def reason(here: MemoryStream, there: MemoryStream) -> str:
+    """Why the server closed the stream; empty if it did not."""
+    there.hang_up()
+    last = None
+    while (frame := await here.read()) is not None:
+        last = unpack(CODECS[0], frame)
+    return last.reason if isinstance(last, Stop) else ""
 
 
 def rows_of(n: int, draw: int) -> NDArray[np.float32]:
@@ -220,23 +213,30 @@ class Machines:
     def __init__(self, parties: Parties, out: Path, stack: ExitStack) -> None:
         config = config_of(*SMALL)
         self.m = 2
-        self.host: ServerParty = parties.host(config, out / "server")
+        self.server: ServerParty = parties.server(config, out / "server")
         for m, features in enumerate(parties.features, 1):
-            self.host._alignment.take(m, features.hashes.tobytes())
-        self.session = Session(config, parties.labels, self.host._alignment, self.host._folder, self.host._peers, stack)
-        self.host._session = self.session
-        self.guest: DeviceParty = parties.guest(config, self.m, out / "device")
+            self.server._alignment.take(m, features.hashes.tobytes())
+        self.session = Session(
+            config, parties.labels, self.server._alignment, self.server._folder, self.server._peers, stack
+        )
+        self.server._session = self.session
+        self.talk: Conversation = parties.device(config, self.m, out / "device").conversation
+        self.first_ids = parties.features[self.m - 1].hashes.tobytes()
+        self.config = config
         self.refused = 0
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """The device learns its rows."""
-        for message in (Welcome(self.m, self.session.ledger.run_id, "train", False), self.host._alignment.rows(self.m)):
-            await self.guest._answer(Scripted(), message, b"")
+        for message in (
+            Welcome(self.m, self.session.ledger.run_id, "train", False),
+            self.server._alignment.rows(self.m),
+        ):
+            assert list(self.talk.answers(message)) == []
 
     def valid(self) -> list[bytes]:
         """What would be right to send now, both ways."""
         codec, position = self.session.codecs[self.m - 1], self.session.server.positions[self.m - 1]
-        device = self.guest._device
+        device = self.talk.device
         assert device is not None
         messages = (
             Embeddings(self.m, position, (rows_of(B, 0), rows_of(B, 1))),
@@ -250,8 +250,8 @@ class Machines:
 
     def progress(self) -> tuple[int, int]:
         """Rounds at the server, and releases that the device has applied."""
-        assert self.guest._device is not None
-        return self.session.server.t, self.guest._device.position
+        assert self.talk.device is not None
+        return self.session.server.t, self.talk.device.position
 
     def server_state(self) -> bytes:
         """Everything at the server that a device's frame could change."""
@@ -266,9 +266,9 @@ class Machines:
 
     def device_state(self) -> bytes:
         """Everything at the device that decides what it does in later rounds."""
-        device = self.guest._device
+        device = self.talk.device
         assert device is not None
-        digest = hashlib.sha256(repr((device.position, self.guest._m, self.guest._run_id)).encode())
+        digest = hashlib.sha256(repr((device.position, self.talk.m, self.talk.run_id)).encode())
         for tensor in (*device.method.network.state_dict().values(), *device.method.velocity):
             digest.update(tensor.numpy().tobytes())
         return digest.digest()
@@ -278,15 +278,15 @@ class Machines:
         session, rounds = self.session, self.session.rounds
         session.begun = begun
         rounds._incoming = {self.m: []} if asked else {}
-        before, stream = self.server_state(), Scripted(frame)
-        peer = Peer(self.m, stream)
+        _, there = await spoken(frame)
+        before, peer = self.server_state(), Peer(self.m, there)
         try:
-            await self.host._listen_to(peer, stream)
+            await self.server._listen_to(peer, there)
         except PeerError:
             assert self.server_state() == before, frame[:80]
             self.refused += 1
             return
-        except Ended:
+        except LinkLost:  # the stream has ended, so the frame before was taken
             pass
         batch = rounds._waiting.pop(self.m, None)
         if batch is not None:
@@ -295,26 +295,26 @@ class Machines:
             assert not peer.closed.is_set()
             assert session.server.positions[self.m - 1] > batch.message.position
 
-    async def device_takes(self, frame: bytes) -> None:
+    def device_takes(self, frame: bytes) -> None:
         """One frame of the server through the device's dispatch."""
-        guest, device = self.guest, self.guest._device
+        talk, device = self.talk, self.talk.device
         assert device is not None
         before = self.device_state()
         try:
-            message = unpack(guest._codec, frame)
+            message = unpack(talk.codec, frame)
             if not isinstance(message, Stop):
-                await guest._answer(Scripted(), message, bytes(32))
+                list(talk.answers(message))
         except PeerError:
             assert self.device_state() == before, frame[:80]
             self.refused += 1
-        guest._m, guest._run_id = self.m, self.session.ledger.run_id
+        talk.m, talk.run_id = self.m, self.session.ledger.run_id
         device.waiting = not device.waiting
 
     async def throw(self, frame: bytes, draw: random.Random) -> None:
         """A frame at everything that takes frames."""
         decode_everywhere(frame)
         await self.server_takes(frame, begun=draw.random() < 0.7, asked=draw.random() < 0.5)
-        await self.device_takes(frame)
+        self.device_takes(frame)
 
 
 @pytest.fixture(scope="module")
@@ -327,7 +327,7 @@ def machines(parties: Parties, tmp_path_factory: pytest.TempPathFactory) -> Iter
     torch.set_num_threads(1)
     with ExitStack() as stack:
         made = Machines(parties, tmp_path_factory.mktemp("machines"), stack)
-        asyncio.run(made.start())
+        made.start()
         yield made
 
 
@@ -407,37 +407,31 @@ def test_many_searched_frames_are_taken_or_refused(machines: Machines, seed: int
     check_one(machines, random.Random(seed))
 
 
-def reason(stream: Scripted) -> str:
-    """Why the stream was closed by the server."""
-    last = unpack(CODECS[0], stream.written[-1])
-    return last.reason if isinstance(last, Stop) else ""
-
-
 async def greeted(machines: Machines, draw: random.Random) -> None:
     """A connection from its hello on: it is closed with a reason, or it ends because nothing more comes."""
     machines.session.begun = True
-    machines.host._aligned.set()
-    hashes = machines.guest._features.hashes.tobytes()
-    first = pack(hello(machines.guest._config, "", 0, hashes))
+    machines.server._aligned.set()
+    first = pack(hello(machines.config, "", 0, machines.first_ids))
     stranger = draw.random() < 0.05
     frames = [mutated(first, machines.valid(), draw), mutated(machines.valid()[0], machines.valid(), draw)]
-    stream = Scripted(*frames, name="nobody" if stranger else NAMES[machines.m - 1])
+    here, there = await spoken(*frames, name="nobody" if stranger else NAMES[machines.m - 1])
     before = machines.server_state()
-    await machines.host._talk(stream)
+    await machines.server._talk(there)
     machines.session.rounds._waiting.clear()
+    why = await reason(here, there)
     if stranger:
-        assert "not a device" in reason(stream)
-    if reason(stream):
+        assert "not a device" in why
+    if why:
         assert machines.server_state() == before
-    assert not machines.host._peers.present()
+    assert not machines.server._peers.present()
 
 
-async def introduced(host: ServerParty, frames: list[bytes]) -> str:
+async def introduced(server: ServerParty, frames: list[bytes]) -> str:
     """Hashed ids to a server that still waits for them: the reason why they were refused, or nothing."""
-    stream = Scripted(*frames)
+    here, there = await spoken(*frames)
     with suppress(TimeoutError):
-        await asyncio.wait_for(host._talk(stream), 0.02)
-    return reason(stream)
+        await asyncio.wait_for(server._talk(there), 0.02)
+    return await reason(here, there)
 
 
 def greet_many(machines: Machines, n: int, seed: int) -> None:
@@ -465,8 +459,8 @@ def test_mutated_ids_are_taken_or_refused_with_a_reason(parties: Parties, tmp_pa
     first, ids = pack(hello(config, "", 0, b"")), pack(Ids(hashes[: 16 * 40]))
 
     async def all_of_them() -> list[str]:
-        host = parties.host(config, tmp_path)
-        return [await introduced(host, [first, mutated(ids, [first, ids], draw)]) for _ in range(200)]
+        server = parties.server(config, tmp_path)
+        return [await introduced(server, [first, mutated(ids, [first, ids], draw)]) for _ in range(200)]
 
     reasons = asyncio.run(all_of_them())
     assert sum(map(bool, reasons)) > 100
@@ -483,17 +477,17 @@ def test_mutated_rows_are_taken_or_refused_by_a_new_device(parties: Parties, tmp
     frames += [pack(Rows(right[:B].tobytes()[:-3], right[-9:].tobytes()))]
     refused = 0
 
-    async def told(frame: bytes) -> None:
-        guest = parties.guest(config, 1, tmp_path / "device")
-        await guest._answer(Scripted(), Welcome(1, "0" * 32, "train", False), b"")
+    def told(frame: bytes) -> None:
+        talk = parties.device(config, 1, tmp_path / "device").conversation
+        assert list(talk.answers(Welcome(1, "0" * 32, "train", False))) == []
         message = unpack(None, frame)
         if not isinstance(message, Stop):
-            await guest._answer(Scripted(), message, b"")
+            list(talk.answers(message))
 
     for frame in (*frames, *(mutated(frames[0], frames, draw) for _ in range(100))):
         (tmp_path / "device" / "state.safetensors").unlink(missing_ok=True)
         try:
-            asyncio.run(told(frame))
+            told(frame)
         except PeerError:
             refused += 1
     assert refused >= len(frames) - 2
@@ -528,60 +522,43 @@ def test_noise_is_refused_by_every_decoder(frame: bytes) -> None:
     decode_everywhere(b"m" + frame)
 
 
-class Intruder:
-    """A client with a valid certificate that says what it likes."""
-
-    def __init__(self, parties: Parties, name: str, port: int) -> None:
-        make = channel_credentials(parties.credentials(name))
-        self._channel, self._stream = open_stream(f"localhost:{port}", make, "server")
-
-    async def says(self, *frames: bytes) -> str:
-        """Send all, then read until the goodbye; its reason, or nothing if there was none."""
-        try:
+async def intrudes(listener: MemoryListener, name: str, *frames: bytes) -> str:
+    """Say what one likes under a name that is let in, then read until the goodbye; its reason, empty without one."""
+    async with listener.connector(name).connect() as stream:
+        with suppress(LinkLost, PeerError):
             for frame in frames:
-                await self._stream.write(frame)
+                await stream.write(frame)
             while True:
-                frame = await asyncio.wait_for(self._stream.read(), 20)
-                message = unpack(CODECS[0], frame)
+                message = unpack(CODECS[0], await next_frame(stream, 20))
                 if isinstance(message, Stop):
                     return message.reason
-        except (*LOST, PeerError):
-            return ""
-        finally:
-            await self._channel.close()
+    return ""
 
 
 async def disturbed(parties: Parties, config: Config, out: Path) -> list[str]:
     """A run with garbage before it and in its middle; the reasons that the intruders were given."""
-    host, draw, reasons = parties.host(config, out / "server"), random.Random(6), []
-    serving = asyncio.create_task(host.run("127.0.0.1:0", server_credentials(parties.credentials("server"))))
-    while not host.port:
-        await asyncio.sleep(0.01)
+    server, draw, reasons = parties.server(config, out / "server"), random.Random(6), []
+    listener = MemoryListener((*NAMES, "visitor"))
     west = parties.features[3].hashes.tobytes()
     right = [pack(hello(config, "", 0, west)), pack(Ids(west))]
     garbage = [b"", b"\xff" * 1000, draw.randbytes(70_000), b"m" + draw.randbytes(50), pack(Stop("", True))[:-1]]
-    for frame in garbage:
-        reasons.append(await Intruder(parties, "west", host.port).says(frame))
-        reasons.append(await Intruder(parties, "west", host.port).says(right[0], frame))
-        reasons.append(await Intruder(parties, "visitor", host.port).says(frame))
-    guests = []
-    for m, name in enumerate(NAMES, 1):
-        make = partial(channel_credentials, parties.credentials(name))
-        guest = parties.guest(config, m, out / name)
-        guests.append(asyncio.create_task(guest.run(f"localhost:{host.port}", make, server="server")))
-    for at in (3, 20):
-        while host.status().round < at and not serving.done():
-            await asyncio.sleep(0.001)
-        reasons.append(await Intruder(parties, "west", host.port).says(right[0], draw.choice(garbage[:4])))
-        reasons.append(await Intruder(parties, "east", host.port).says(draw.choice(garbage[:4])))
-    assert await asyncio.wait_for(serving, 60) is not None
-    await asyncio.wait_for(asyncio.gather(*guests), 30)
+    async with serving(server, listener) as finished:
+        for frame in garbage:
+            reasons.append(await intrudes(listener, "west", frame))
+            reasons.append(await intrudes(listener, "west", right[0], frame))
+            reasons.append(await intrudes(listener, "visitor", frame))
+        running = asyncio.create_task(parties.finish(config, out, finished, listener.connector))
+        for at in (3, 20):
+            while server.status().round < at and not finished.done():
+                await asyncio.sleep(0.001)
+            reasons.append(await intrudes(listener, "west", right[0], draw.choice(garbage[:4])))
+            reasons.append(await intrudes(listener, "east", draw.choice(garbage[:4])))
+        assert await asyncio.wait_for(running, 90) is not None
     return reasons
 
 
-def test_garbage_over_the_network_closes_its_sender_and_nobody_else(parties: Parties, tmp_path: Path) -> None:
-    """With the certificate of a device, and with one of the same authority that is no device's."""
-    issue_party(parties.folder / "ca", "visitor", parties.folder / "visitor", None, 10)
+def test_garbage_closes_its_sender_and_nobody_else(parties: Parties, tmp_path: Path) -> None:
+    """Under the name of a device, and under one that the transport lets in but that is no device's."""
     config = config_of("head.rule=frozen")
     asyncio.run(asyncio.wait_for(parties.together(config, tmp_path / "quiet"), 100))
     reasons = asyncio.run(asyncio.wait_for(disturbed(parties, config, tmp_path / "loud"), 100))

@@ -22,14 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from dpzv.errors import ConfigError, DataError, DpzvError, PeerError
-from dpzv.network.credentials import (
-    Credentials,
-    channel_credentials,
-    own_name,
-    peer_name,
-    peer_option,
-    server_credentials,
-)
+from dpzv.network.grpc_transport import GrpcStream, channel_credentials, peer_option, server_credentials
 from dpzv.network.identity import (
     LOCAL_HOSTS,
     Authority,
@@ -39,7 +32,15 @@ from dpzv.network.identity import (
     new_key,
     party_name,
 )
-from dpzv.network.keyfiles import create_authority, describe, issue_party, load_authority, read_alignment_key
+from dpzv.network.keyfiles import (
+    Credentials,
+    create_authority,
+    describe,
+    issue_party,
+    load_authority,
+    own_name,
+    read_alignment_key,
+)
 
 METHOD = "/dpzv.test/Who"
 NOW = datetime.now(UTC).replace(microsecond=0)  # certificates count whole seconds
@@ -79,7 +80,7 @@ def made(authority: Authority, name: str, *, now: datetime = NOW, days: int = 1)
 async def who(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
     """Answer with the caller's name, or with the sentence that refuses it."""
     try:
-        return peer_name(context).encode()
+        return GrpcStream(context).peer_name.encode()
     except PeerError as error:
         return f"refused: {error}".encode()
 

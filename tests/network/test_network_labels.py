@@ -4,54 +4,59 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from federation import NAMES, Parties, config_of
+from federation import NAMES, Parties, config_of, serving
 
-from dpzv.network.credentials import channel_credentials, server_credentials
-from dpzv.network.device_party import DeviceParty
-from dpzv.network.link import Stream
-from dpzv.network.wire import Control, Welcome
+from dpzv.network.memory_transport import MemoryListener, MemoryStream
+from dpzv.network.wire import Control, Welcome, unpack
+from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Message, Release
 
+CODEC = Codec("float32", 1e-3)
 
-class Recording(DeviceParty):
-    """A device that keeps what it is told."""
 
-    heard: list[Control | Message]
+class Recording:
+    """A connector that keeps every frame that the server sends."""
 
-    async def _read(self, stream: Stream) -> Control | Message:
-        message = await super()._read(stream)
-        self.heard.append(message)
-        return message
+    def __init__(self, listener: MemoryListener, name: str) -> None:
+        self._own = listener.connector(name)
+        self.frames: list[bytes] = []
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[MemoryStream]:
+        async with self._own.connect() as stream:
+            read = stream.read
+
+            async def kept() -> bytes | None:
+                frame = await read()
+                if frame is not None:
+                    self.frames.append(frame)
+                return frame
+
+            vars(stream)["read"] = kept
+            yield stream
 
 
 async def heard(parties: Parties, out: Path) -> list[list[object]]:
     """What each device hears in a whole run; releases as their place only, and without the run's random name."""
     config = config_of("head.rule=dp-sgd", "head.steps=20")
-    host = parties.host(config, out / "server")
-    serving = asyncio.create_task(host.run("127.0.0.1:0", server_credentials(parties.credentials("server"))))
-    while not host.port:
-        await asyncio.sleep(0.01)
-    guests, tasks = [], []
-    for m, name in enumerate(NAMES, 1):
-        guest = Recording(config, parties.features[m - 1], out / name)
-        guest.heard = []
-        make = lambda name=name: channel_credentials(parties.credentials(name))  # noqa: E731
-        guests.append(guest)
-        tasks.append(asyncio.create_task(guest.run(f"127.0.0.1:{host.port}", make, server="server")))
-    assert await asyncio.wait_for(serving, 60) is not None
-    await asyncio.wait_for(asyncio.gather(*tasks), 30)
+    listener = MemoryListener(NAMES)
+    connectors = {name: Recording(listener, name) for name in NAMES}
+    async with serving(parties.server(config, out / "server"), listener) as finished:
+        assert await asyncio.wait_for(parties.finish(config, out, finished, connectors.__getitem__), 90) is not None
 
     def plain(message: Control | Message) -> object:
         if isinstance(message, Release):
             return ("release", message.t, message.m, message.position, len(message.Delta))
         return msgspec.structs.replace(message, run_id="") if isinstance(message, Welcome) else message
 
-    return [[plain(message) for message in guest.heard] for guest in guests]
+    return [[plain(unpack(CODEC, frame)) for frame in connector.frames] for connector in connectors.values()]
 
 
 @pytest.mark.parametrize("change", ["shuffled", "flipped"])

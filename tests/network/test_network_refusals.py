@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from federation import NAMES, Parties, config_of
+from federation import NAMES, Parties, config_of, serving
 
 from dpzv.config import Config
 from dpzv.errors import PrivacyRefused
-from dpzv.network.credentials import channel_credentials, server_credentials
-from dpzv.network.handshakes import refusals_logged
+from dpzv.network.grpc_transport import open_stream, refusals_logged
 from dpzv.network.identity import LOCAL_HOSTS, issue_certificate, make_authority, new_key
 from dpzv.network.keyfiles import load_authority
-from dpzv.network.link import LOST, open_stream
+from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.server_party import ServerParty
+from dpzv.network.transport import Connector, LinkLost, Stream, next_frame
 from dpzv.network.wire import Ask, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, unpack
 from dpzv.privacy.spent import read_ledger
 from dpzv.protocol.codec import Codec
@@ -46,16 +47,20 @@ def embeddings(m: int, position: int, rows: int, arrays: int = 2) -> bytes:
 
 
 async def said(
-    parties: Parties, port: int, name: str, frames: list[bytes], when: str = "rows", config: Config = CONFIG
+    parties: Parties,
+    listener: MemoryListener,
+    name: str,
+    frames: list[bytes],
+    when: str = "rows",
+    config: Config = CONFIG,
 ) -> str:
     """Connect as `name`, say `frames` once the rows are known (or the rounds begin); the server's goodbye."""
-    channel, stream = open_stream(f"127.0.0.1:{port}", channel_credentials(parties.credentials(name)), "server")
     m, D, D_test = NAMES.index(name) + 1, 0, 0
     hashes = parties.features[m - 1].hashes.tobytes()
-    await stream.write(pack(hello(config, "", 0, hashes)))
-    try:
+    async with listener.connector(name).connect() as stream:
+        await stream.write(pack(hello(config, "", 0, hashes)))
         while True:
-            message = unpack(CODEC, await asyncio.wait_for(stream.read(), 30))
+            message = unpack(CODEC, await next_frame(stream, 30))
             if isinstance(message, Stop):
                 return message.reason
             if isinstance(message, Welcome) and message.needs_ids:
@@ -71,8 +76,6 @@ async def said(
             elif when == "rounds" and message == Ask("evaluate"):
                 await stream.write(pack_message(CODEC, Evaluation(m, 0, np.zeros((D_test, WIDTH), np.float32))))
                 await stream.write(pack(Done("evaluate")))
-    finally:
-        await channel.close()
 
 
 def pem_key(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -81,26 +84,39 @@ def pem_key(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-async def refused(parties: Parties, out: Path, act: Callable[[int], object]) -> str:
+async def refused(parties: Parties, out: Path, act: Callable[[MemoryListener], Awaitable[str]]) -> str:
     """What the server says to one who misbehaves, while the true devices finish their run."""
-    host = parties.host(CONFIG, out / "server")
-    serving = asyncio.create_task(host.run("127.0.0.1:0", server_credentials(parties.credentials("server"))))
-    while not host.port:
-        await asyncio.sleep(0.01)
-    others = []
-    for m in (1, 2, 3):
-        guest = parties.guest(CONFIG, m, out / NAMES[m - 1])
-        make = lambda m=m: channel_credentials(parties.credentials(NAMES[m - 1]))  # noqa: E731
-        others.append(asyncio.create_task(guest.run(f"127.0.0.1:{host.port}", make, server="server")))
-    reason = await act(host.port)  # type: ignore[misc]
-    last = parties.guest(CONFIG, 4, out / NAMES[3])
-    make = lambda: channel_credentials(parties.credentials(NAMES[3]))  # noqa: E731
-    others.append(asyncio.create_task(last.run(f"127.0.0.1:{host.port}", make, server="server")))
-    summary = await asyncio.wait_for(serving, 60)
+    listener = MemoryListener(NAMES)
+    async with serving(parties.server(CONFIG, out / "server"), listener) as finished:
+        return await while_others_finish(parties, out, finished, listener.connector, lambda: act(listener))
+
+
+async def while_others_finish(
+    parties: Parties,
+    out: Path,
+    finished: asyncio.Task[Any],
+    connector: Callable[[str], Connector],
+    act: Callable[[], Awaitable[str]],
+) -> str:
+    """What `act` gives once three devices are started; then the fourth comes, and the run must be a whole one."""
+    parts = [
+        asyncio.create_task(parties.device(CONFIG, m, out / name).run(connector(name)))
+        for m, name in enumerate(NAMES[:3], 1)
+    ]
+    reason = await act()
+    parts.append(asyncio.create_task(parties.device(CONFIG, 4, out / NAMES[3]).run(connector(NAMES[3]))))
+    summary = await asyncio.wait_for(finished, 60)
     assert summary is not None
     assert summary["rounds"] == 8
-    await asyncio.wait_for(asyncio.gather(*others), 30)
-    return str(reason)
+    await asyncio.wait_for(asyncio.gather(*parts), 30)
+    return reason
+
+
+async def last_word(stream: Stream) -> str:
+    """The reason of a server that says goodbye at once."""
+    message = unpack(None, await next_frame(stream, 20))
+    assert isinstance(message, Stop)
+    return message.reason
 
 
 @pytest.mark.parametrize(
@@ -118,7 +134,7 @@ async def refused(parties: Parties, out: Path, act: Callable[[int], object]) -> 
 def test_a_device_that_misbehaves_is_closed_with_a_reason(
     parties: Parties, tmp_path: Path, frames: list[bytes], word: str
 ) -> None:
-    reason = asyncio.run(refused(parties, tmp_path, lambda port: said(parties, port, NAMES[3], frames)))
+    reason = asyncio.run(refused(parties, tmp_path, lambda there: said(parties, there, NAMES[3], frames)))
     assert word in reason
 
 
@@ -137,7 +153,7 @@ def test_a_wrong_batch_is_refused_and_not_released(
     parties: Parties, tmp_path: Path, frames: list[bytes], word: str
 ) -> None:
     """Record ids are the public schedule's: a batch names its place there, so a device cannot choose or repeat them."""
-    reason = asyncio.run(refused(parties, tmp_path, lambda port: said(parties, port, NAMES[3], frames, "rounds")))
+    reason = asyncio.run(refused(parties, tmp_path, lambda there: said(parties, there, NAMES[3], frames, "rounds")))
     assert word in reason
     assert "closed" in reason
 
@@ -145,13 +161,10 @@ def test_a_wrong_batch_is_refused_and_not_released(
 def test_another_configuration_is_refused(parties: Parties, tmp_path: Path) -> None:
     other = config_of("head.rule=frozen", "train.rounds=9")
 
-    async def act(port: int) -> str:
-        channel, stream = open_stream(f"127.0.0.1:{port}", channel_credentials(parties.credentials(NAMES[3])), "server")
-        await stream.write(pack(hello(other, "", 0, b"")))
-        message = unpack(None, await stream.read())
-        await channel.close()
-        assert isinstance(message, Stop)
-        return message.reason
+    async def act(listener: MemoryListener) -> str:
+        async with listener.connector(NAMES[3]).connect() as stream:
+            await stream.write(pack(hello(other, "", 0, b"")))
+            return await last_word(stream)
 
     assert "another run configuration" in asyncio.run(refused(parties, tmp_path, act))
 
@@ -180,25 +193,26 @@ def test_the_server_of_a_run_lets_nobody_in_but_its_devices(
     }[who]
     own = None if issued is None else (pem_key(key), issued.public_bytes(serialization.Encoding.PEM))
 
-    async def act(port: int) -> str:
-        with refusals_logged():
-            return await knock(port)
-
     async def knock(port: int) -> str:
         credentials = grpc.ssl_channel_credentials(root, *(own or (None, None)))
-        channel, stream = open_stream(f"127.0.0.1:{port}", credentials, "server")
-        try:
-            await stream.write(pack(hello(CONFIG, "", 0, parties.features[3].hashes.tobytes())))
-            message = unpack(None, await asyncio.wait_for(stream.read(), 20))
-        except LOST as error:
-            return type(error).__name__
-        finally:
-            await channel.close()
-        assert isinstance(message, Stop)
-        return message.reason
+        with refusals_logged():
+            channel, stream = open_stream(f"127.0.0.1:{port}", credentials, "server")
+            try:
+                await stream.write(pack(hello(CONFIG, "", 0, parties.features[3].hashes.tobytes())))
+                return await last_word(stream)
+            except LinkLost as error:
+                return str(error)
+            finally:
+                await channel.close()
 
-    reason = asyncio.run(refused(parties, tmp_path, act))
-    assert "'stranger' is not a device of this run" in reason if who == "a stranger" else reason == "AioRpcError"
+    async def run() -> str:
+        listener = parties.tls_listener()
+        async with serving(parties.server(CONFIG, tmp_path / "server"), listener) as finished:
+            connector = lambda name: parties.tls_connector(name, listener.port)  # noqa: E731
+            return await while_others_finish(parties, tmp_path, finished, connector, lambda: knock(listener.port))
+
+    reason = asyncio.run(run())
+    assert "'stranger' is not a device of this run" in reason if who == "a stranger" else "UNAVAILABLE" in reason
     assert logged in caplog.text
 
 
@@ -218,20 +232,17 @@ def test_ids_that_are_there_twice_are_refused(
 ) -> None:
     """The counts are for the operator of the server; the device hears that it was refused, and may come back."""
 
-    async def act(port: int) -> str:
+    async def act(listener: MemoryListener) -> str:
         while caplog.text.count("is here") < 3:  # so that this one is the last whose ids are missing
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.3)
         hashes = parties.features[3].hashes
         twice = np.concatenate([hashes, hashes[:3]]).tobytes()
-        channel, stream = open_stream(f"127.0.0.1:{port}", channel_credentials(parties.credentials(NAMES[3])), "server")
-        await stream.write(pack(hello(CONFIG, "", 0, twice)))
-        assert isinstance(unpack(None, await stream.read()), Welcome)
-        await stream.write(pack(Ids(twice)))
-        message = unpack(None, await asyncio.wait_for(stream.read(), 20))
-        await channel.close()
-        assert isinstance(message, Stop)
-        return message.reason
+        async with listener.connector(NAMES[3]).connect() as stream:
+            await stream.write(pack(hello(CONFIG, "", 0, twice)))
+            assert isinstance(unpack(None, await next_frame(stream, 20)), Welcome)
+            await stream.write(pack(Ids(twice)))
+            return await last_word(stream)
 
     caplog.set_level("INFO", "dpzv")
     assert "could not be aligned" in asyncio.run(refused(parties, tmp_path, act))
@@ -245,14 +256,9 @@ def test_a_private_start_that_was_lost_is_not_drawn_again(parties: Parties, tmp_
     assert asyncio.run(parties.together(config, tmp_path)) is not None
 
     async def come_back() -> str:
-        host = parties.host(config, tmp_path / "server")
-        serving = asyncio.create_task(host.run("127.0.0.1:0", server_credentials(parties.credentials("server"))))
-        while not host.port:
-            await asyncio.sleep(0.01)
-        reason = await said(parties, host.port, "east", [], config=config)
-        host.stop()
-        await serving
-        return reason
+        listener = MemoryListener(NAMES)
+        async with serving(parties.server(config, tmp_path / "server"), listener):
+            return await said(parties, listener, "east", [], config=config)
 
     assert "lost its folder, and with it its private start" in asyncio.run(come_back())
 
@@ -263,9 +269,9 @@ def test_no_more_is_released_than_was_planned(parties: Parties, tmp_path: Path) 
     assert finished is not None
     (tmp_path / "server" / "summary.json").unlink()
     more = config_of("head.rule=frozen", "train.rounds=9")
-    host = ServerParty(more, parties.labels, RunFolder.existing(tmp_path / "server"))
+    server = ServerParty(more, parties.labels, RunFolder.existing(tmp_path / "server"))
     with pytest.raises(PrivacyRefused, match="began"):
-        asyncio.run(asyncio.wait_for(host.run("127.0.0.1:0", server_credentials(parties.credentials("server"))), 20))
+        asyncio.run(asyncio.wait_for(server.run(MemoryListener(NAMES)), 20))
     assert read_ledger(tmp_path / "server").releases == 8
 
 

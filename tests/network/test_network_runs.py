@@ -1,4 +1,4 @@
-"""A run between parties over TLS is the run that one process would simulate."""
+"""A run between parties, in memory or over TLS, is the run that one process would simulate."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
-from federation import NAMES, Parties, config_of
+from federation import NAMES, Parties, config_of, serving
 from safetensors.torch import load_file
 
 from dpzv.config import Config
 from dpzv.errors import PrivacyRefused
+from dpzv.network.memory_transport import MemoryListener
+from dpzv.network.wire import Rows, Welcome
+from dpzv.privacy.plan import PlanRequest, PrivacyPlan
 from dpzv.privacy.spent import read_ledger, spent
 from dpzv.protocol import device
 from dpzv.protocol.messages import Fill
+from dpzv.runtime import build
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import run
 
@@ -46,10 +51,13 @@ def in_one_process(
 
 
 @pytest.mark.parametrize("method", ["dpzv", "vafl"])
-@pytest.mark.parametrize("rule", ["frozen", "dp-sgd"])
-def test_the_transcript_is_that_of_the_simulation(parties: Parties, tmp_path: Path, method: str, rule: str) -> None:
+@pytest.mark.parametrize(("rule", "tls"), [("frozen", False), ("dp-sgd", False), ("dp-sgd", True)])
+def test_the_transcript_is_that_of_the_simulation(
+    parties: Parties, tmp_path: Path, method: str, rule: str, tls: bool
+) -> None:
     config = config_of(f"train.method={method}", "privacy.protects=labels", f"head.rule={rule}", "head.steps=20")
-    networked = asyncio.run(asyncio.wait_for(parties.together(config, tmp_path), 100))
+    together = parties.together_over_tls if tls else parties.together
+    networked = asyncio.run(asyncio.wait_for(together(config, tmp_path), 100))
     assert networked is not None
     simulated = in_one_process(parties, config, tmp_path / "alone")
     lines = [(tmp_path / name / "transcript.jsonl").read_text() for name in ("server", "alone")]
@@ -89,26 +97,57 @@ def test_an_earlier_run_on_the_records_counts_as_spent(parties: Parties, tmp_pat
         asyncio.run(parties.together(second, tmp_path / "third", (str(tmp_path / "other" / "server"),)))
 
 
+def test_only_who_adds_noise_calibrates_it(parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a device whose start takes no noise, nor a prediction."""
+    made, plan = [], build.make_plan
+
+    def counted(request: PlanRequest) -> PrivacyPlan:
+        made.append(request)
+        return plan(request)
+
+    def welcomed(config: Config, folder: str) -> int:
+        """How many plans a device makes until it is ready."""
+        before, talk = len(made), parties.device(config, 1, tmp_path / folder).conversation
+        rows = np.arange(512).tobytes()
+        for message in (Welcome(1, "0" * 32, "train", False), Rows(rows, rows)):
+            assert list(talk.answers(message)) == []
+        assert talk.device is not None
+        return len(made) - before
+
+    config = config_of("head.rule=frozen", "train.rounds=8")
+    asyncio.run(asyncio.wait_for(parties.together(config, tmp_path), 60))
+    monkeypatch.setattr(build, "make_plan", counted)
+    assert asyncio.run(parties.predicted(config, tmp_path, 5)).shape == (5, 10)
+    assert made == []
+    assert welcomed(config, "random") == 0
+    starts = ("devices.model=linear", "devices.start=dp-pca", "devices.R=8", "privacy.epsilon=8")
+    assert welcomed(config_of("head.rule=frozen", *starts), "private") == 1
+    uplink = ("train.method=zoo-vfl", "noise.where=uplink", "privacy.C_h=1", "head.rule=zo")
+    assert welcomed(config_of(*uplink), "uplink") == 1
+
+
 def test_a_first_fill_goes_on_where_the_link_was_lost(
     parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is sent twice, and the run is the simulated one."""
     monkeypatch.setattr(device, "CHUNK", 200)
-    whole, began = device.Device.fill, []
+    whole, began, listener = device.Device.fill, [], MemoryListener(NAMES)
 
     def cut_short(self: device.Device, first: int = 0) -> Iterator[Fill]:
-        if self.m != 2:
-            yield from whole(self, first)
-            return
-        began.append(first)
-        for number, chunk in enumerate(whole(self, first), 1):
+        if self.m == 2:
+            began.append(first)
+        for number, chunk in enumerate(whole(self, first)):
+            if self.m == 2 and number == 2 and len(began) == 1:
+                listener.cut(NAMES[1])  # the two chunks before have arrived
             yield chunk
-            if number == 2 and len(began) == 1:
-                raise ConnectionError("cut by the test")
+
+    async def together() -> dict[str, Any] | None:
+        async with serving(parties.server(config, tmp_path / "server"), listener) as finished:
+            return await parties.finish(config, tmp_path, finished, listener.connector)
 
     monkeypatch.setattr(device.Device, "fill", cut_short)
     config = config_of("head.rule=frozen")
-    networked = asyncio.run(asyncio.wait_for(parties.together(config, tmp_path), 100))
+    networked = asyncio.run(asyncio.wait_for(together(), 100))
     assert networked is not None
     assert began == [0, 400]
     simulated = in_one_process(parties, config, tmp_path / "alone")

@@ -286,8 +286,8 @@ def each_release_once(run: Town, settings: dict[str, Any]) -> None:
         heard = set((run.folder / name / "heard.txt").read_text().splitlines())
         assert heard == {f"{t} {to} {position} {Delta.hex()}" for t, to, position, Delta in rows if to == m}, name
         noise, features = make_noise(config), torch.from_numpy(x)
-        network = make_network(config, m, x, plan, noise)
-        rule = make_device(config, m, network, features, features, plan, noise)[0].rule
+        network = make_network(config, m, len(DEVICES), x, plan, noise)
+        rule = make_device(config, m, network, features, features, plan, noise)[0].method
         for t, to, position, Delta in rows:
             if to == m:
                 rule.update(np.frombuffer(Delta), position=position, t=t)

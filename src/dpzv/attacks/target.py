@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
 from dpzv.data.catalogue import card_of
+from dpzv.data.dataset import ServerRecords
 from dpzv.errors import ConfigError
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.protocol.messages import Embeddings, Fill, Pending, Release
-from dpzv.runtime.assemble_server import ServerRecords
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.run_plan import plan_of, sizes_of
 from dpzv.runtime.server_run import ServerRun

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 if TYPE_CHECKING:
-    from dpzv.network.party_file import Party
+    from dpzv.network.party import Party
     from dpzv.runtime.run_folder import RunFolder
 
 __all__ = ["device", "predict", "server"]
@@ -36,8 +36,7 @@ def server(
     """
     from dpzv.cli.show import json_text, result
     from dpzv.errors import ConfigError
-    from dpzv.network.party_file import load_party
-    from dpzv.network.serve import open_folder
+    from dpzv.network.party import load_party, open_folder
     from dpzv.network.status import read_status
 
     own = load_party(party)
@@ -68,7 +67,7 @@ def device(
     Example: dpzv device weather.toml
     """
     from dpzv.errors import ConfigError
-    from dpzv.network.party_file import load_party
+    from dpzv.network.party import load_party
 
     own = load_party(party)
     if not own.server:
@@ -92,8 +91,7 @@ def predict(
     from dpzv.durable import write_atomically
     from dpzv.errors import DataError
     from dpzv.models.losses import predictions
-    from dpzv.network.credentials import server_credentials
-    from dpzv.network.party_file import load_party
+    from dpzv.network.party import load_party
     from dpzv.network.predict import Predictor
     from dpzv.runtime.run_folder import RunFolder
 
@@ -105,7 +103,7 @@ def predict(
     labels = own.labels()
     wanted = partial(own.hashed, names)
     predictor = Predictor(own.config, labels, RunFolder.existing(own.out), wanted)
-    output = asyncio.run(predictor.run(own.listen, server_credentials(own.credentials), seconds))
+    output = asyncio.run(predictor.run(own.listener(), seconds))
     values = predictions(labels.task, output).cpu().numpy()
     asked = own.data.labels
     assert asked is not None
@@ -119,18 +117,17 @@ def predict(
 
 
 async def _serve(own: Party, folder: RunFolder) -> dict[str, Any] | None:
-    from dpzv.network.serve import serve
+    from dpzv.network.party import serve
 
-    return await serve(own, folder, lambda host: _on_signal(host.stop))
+    return await serve(own, folder, lambda server: _on_signal(server.stop))
 
 
 async def _take_part(own: Party, stay: bool) -> None:
-    from dpzv.network.credentials import channel_credentials
     from dpzv.network.device_party import DeviceParty
 
-    guest = DeviceParty(own.config, own.features(), own.out)
-    _on_signal(guest.stop)
-    await guest.run(own.server, lambda: channel_credentials(own.credentials), server=own.server_name, stay=stay)
+    device = DeviceParty(own.config, own.features(), own.out)
+    _on_signal(device.stop)
+    await device.run(own.connector(), stay=stay)
 
 
 def _on_signal(stop: Callable[[], None]) -> None:
@@ -140,7 +137,7 @@ def _on_signal(stop: Callable[[], None]) -> None:
 
 
 def _log(quiet: bool) -> None:
-    from dpzv.network.serve import JsonLines
+    from dpzv.network.party import JsonLines
 
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())

@@ -15,7 +15,7 @@ from dpzv.errors import ConfigError
 from dpzv.terms import Task
 from dpzv.validate import one_of
 
-__all__ = ["Dataset", "Described", "Records", "check", "fingerprint_of", "from_arrays", "held_out"]
+__all__ = ["Dataset", "Described", "Records", "ServerRecords", "check", "fingerprint_of", "from_arrays", "held_out"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +41,21 @@ class Dataset:
     y_test: NDArray[Any]
     fingerprint: str
     source: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServerRecords:
+    """What the server knows about the records: the labels of those trained and tested on, and what they are.
+
+    `outputs` are the numbers that a head gives for a record; `fingerprint` names the training records.
+    """
+
+    name: str
+    task: Task
+    outputs: int
+    y_train: NDArray[Any]
+    y_test: NDArray[Any]
+    fingerprint: str
 
 
 def fingerprint_of(parts: Iterable[bytes | NDArray[Any]]) -> str:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from dpzv.models.layers import he, linear_layer
+from dpzv.rng import torch_generator
 
-__all__ = ["Head"]
+__all__ = ["Head", "seeded_head"]
 
 
 class Head(nn.Module):
@@ -26,3 +27,8 @@ class Head(nn.Module):
         """Outputs [B, outputs]: logits, or a number."""
         output: Tensor = self.out(self.hidden(h).relu())
         return output
+
+
+def seeded_head(inputs: int, hidden: int, outputs: int, seed: int, stream: str) -> Head:
+    """A head with the random start that the run's `seed` and the stream's name give; the names are a format."""
+    return Head(inputs, hidden, outputs, torch_generator(seed, "head", stream))

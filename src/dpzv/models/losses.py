@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dpzv.terms import Task
 
-__all__ = ["Loss", "per_record_loss", "predictions"]
+__all__ = ["Loss", "labels_of", "per_record_loss", "predictions"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [B, n], labels [B]) -> losses [B]."""
@@ -21,6 +22,12 @@ def per_record_loss(task: Task) -> Loss:
     Formal guarantee: the loss of a record depends on its own output and label alone.
     """
     return {"binary": _binary, "classes": _classes, "regression": _regression}[task]
+
+
+def labels_of(y: object, task: Task, accelerator: str) -> Tensor:
+    """Labels as the loss takes them, on the accelerator."""
+    kind = torch.int64 if task == "classes" else torch.float32
+    return torch.as_tensor(y).to(accelerator, kind)
 
 
 def predictions(task: Task, output: Tensor) -> Tensor:

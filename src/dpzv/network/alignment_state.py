@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpzv.data.alignment import Alignment, aligned
+from dpzv.data.dataset import ServerRecords
 from dpzv.data.schedule import holdout
 from dpzv.durable import write_tensors
 from dpzv.errors import DataError, PeerError
@@ -41,7 +42,7 @@ class LabelRecords:
 
 
 class AlignmentState:
-    """Who has sent its ids, and once all have: the rows of every party. `share` of the records are tested on."""
+    """Which devices have sent ids and, once all have, every party's rows; a `share` of the records is for tests."""
 
     def __init__(self, folder: Path, labels: LabelRecords, M: int, share: float, least: int) -> None:
         """`least`: fewer shared records than this are refused."""
@@ -64,15 +65,17 @@ class AlignmentState:
             return m not in self._hashes or hashlib.sha256(self._hashes[m]).hexdigest() != ids_sha256
         if self._digests[m] != ids_sha256:
             raise PeerError(
-                f"device {m} has other record ids than when this run began; give it the file of then, or start a new "
-                "run."
+                f"device {m} has other record ids than when this run began; give it the file that it had then, or "
+                "start a new run."
             )
         return False
 
     def take(self, m: int, hashes: bytes) -> None:
         """Device m's hashed ids; once all are there, the shared records are found and stored."""
         if len(hashes) % 16 or self.complete:
-            raise PeerError(f"device {m} sent {len(hashes)} bytes of hashed ids, expected 16 each, once; it is closed.")
+            raise PeerError(
+                f"device {m} must send its hashed ids once, 16 bytes each, got {len(hashes)} bytes; it is closed."
+            )
         self._hashes[m] = hashes
         if len(self._hashes) == self._M:
             arrays = [np.frombuffer(self._hashes[m], np.uint8).reshape(-1, 16) for m in range(1, self._M + 1)]
@@ -83,10 +86,10 @@ class AlignmentState:
         train, test = self._parts(m)
         return Rows(train.tobytes(), test.tobytes())
 
-    def labels(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The labels of the train and of the test records, in the common order."""
-        train, test = self._parts(0)
-        return self._labels.y[train], self._labels.y[test]
+    def records(self) -> ServerRecords:
+        """What the server knows about the shared records, in the common order."""
+        own, (train, test) = self._labels, self._parts(0)
+        return ServerRecords(own.name, own.task, own.outputs, own.y[train], own.y[test], self.fingerprint)
 
     @property
     def fingerprint(self) -> str:
@@ -118,4 +121,7 @@ class AlignmentState:
         except (safetensors.SafetensorError, KeyError, OSError) as error:
             raise DataError(f"{self._file} is not the alignment of this run ({error}); start a new run.") from None
         if self._digests[0] != hashlib.sha256(self._labels.hashes.tobytes()).hexdigest():
-            raise DataError("the server's record ids are not those this run began with; give it the file of then.")
+            raise DataError(
+                "the server has other record ids than when this run began; give it the file that it had then, or start "
+                "a new run."
+            )

@@ -13,18 +13,32 @@ from typing import Any
 
 from msgspec import Struct
 
+from dpzv.config import Config, per_device
 from dpzv.errors import PeerError
 from dpzv.metrics import headline_text
-from dpzv.network.peers import Peer, Peers
+from dpzv.network.alignment_state import AlignmentState
+from dpzv.network.transport import Peer, Peers
 from dpzv.network.wire import Ask, framed
 from dpzv.protocol.messages import Embeddings, Evaluation
+from dpzv.runtime.run_folder import RunFolder
+from dpzv.runtime.run_plan import noise_of, plan_of
 from dpzv.runtime.server_run import Opened, ServerRun
 
-__all__ = ["Arrivals", "Arrived"]
+__all__ = ["Arrivals", "Arrived", "open_run"]
 
 LOG = logging.getLogger("dpzv.server")
 EVALUATION_SECONDS = 120.0
 """How long a device may take to send its test embeddings before the run goes on with those it sent last."""
+
+
+def open_run(config: Config, alignment: AlignmentState, folder: RunFolder) -> ServerRun:
+    """The server's run over the aligned records, new or where it was."""
+    records, M = alignment.records(), len(config.network.devices)
+    widths = per_device("devices.embedding", config.devices.embedding, M)
+    plan = plan_of(config, len(records.y_train), M)
+    run = ServerRun(config, records, widths, plan, noise_of(config), folder)
+    run.restore()
+    return run
 
 
 class Arrived(Struct, frozen=True):
@@ -73,15 +87,15 @@ class Arrivals:
         self._waiting[m] = batch
         return self._go_on(batch.peer)
 
-    def evaluation(self, message: Evaluation) -> None:
-        """A chunk of test embeddings that were asked for."""
+    def evaluation(self, message: Evaluation, size: int) -> None:
+        """A chunk of test embeddings that were asked for, which came in a frame of `size` bytes."""
         run, chunks = self._run, self._incoming.get(message.m)
         if chunks is None:
             raise PeerError(f"device {message.m} sent test embeddings that nobody asked for; the peer is closed.")
         run.server.check_evaluation(message, run.D_test)
         if sum(len(chunk.h) for chunk in chunks) + len(message.h) > run.D_test:
             raise PeerError(f"device {message.m} sent more than {run.D_test} test embeddings; the peer is closed.")
-        run.journal.meter.bytes_eval += run.codecs[message.m - 1].payload_bytes(message)
+        run.journal.meter.bytes_eval += size
         chunks.append(message)
 
     def evaluated(self, m: int) -> None:
@@ -143,8 +157,9 @@ class Arrivals:
         for m, last in before.items():
             if m not in self._tests and last is not None:
                 self._tests[m] = last
-        found = run.evaluate(self.tests, run.journal.seconds)
-        LOG.info("round %d of %d: %s", run.server.t, run.plan.T, headline_text(found))
+        run.evaluate(self.tests, run.journal.seconds)
+        assert run.journal.metrics is not None
+        LOG.info("round %d of %d: %s", run.server.t, run.plan.T, headline_text(run.journal.metrics))
 
     def _go_on(self, own: Peer | None = None) -> bytes:
         """Begin all rounds that may begin now, and see that their releases are committed and sent.

@@ -1,4 +1,4 @@
-"""Flower as the engine: `flwr run` starts a session, one message a device opens its stream, rounds never pass Flower.
+"""Flower as the engine: `flwr run` starts the session, one message asks each device into it, no round passes Flower.
 
 It lies in this room, not in `runtime/`, because it starts this room's parties and imports only go down.
 
@@ -17,23 +17,22 @@ import math
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import grpc
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from dpzv.errors import ConfigError, DpzvError
-from dpzv.network.credentials import Credentials, channel_credentials
 from dpzv.network.device_party import DeviceParty
-from dpzv.network.party_file import Party, load_party
-from dpzv.network.serve import JsonLines, open_folder, serve
+from dpzv.network.party import JsonLines, Party, load_party, open_folder, serve
 from dpzv.network.status import read_status
+from dpzv.network.transport import Connector, Stream
 from dpzv.network.wire import agreed_hash, shown
 
-__all__ = ["Attempts", "client", "host_run", "party_of", "server", "take_part"]
+__all__ = ["Attempts", "client", "party_of", "serve_run", "server", "take_part"]
 
 LOG = logging.getLogger("dpzv.flower")
 TOLD = logging.getLogger("flwr")
@@ -48,16 +47,16 @@ AGAIN_SECONDS = 30.0
 ANSWER_SECONDS = 30.0
 """How long the server waits for the devices' answers once the run is finished."""
 GIVE_UP_SECONDS = 120.0
-"""How long a device tries to reach the server. Then it answers, so that its SuperNode is free; it is asked again."""
+"""How long a device tries to reach the server before it answers, which frees its SuperNode until it is asked again."""
 ATTEMPT_SECONDS = 60.0
-"""No failed attempt takes so long, with the pause after it: who comes back later has been connected."""
+"""A failed attempt and the pause after it take less: if more has passed since the last attempt, it had connected."""
 
 server = ServerApp()
 client = ClientApp()
 
 
 @server.main()
-def host_run(grid: Grid, context: Context) -> None:
+def serve_run(grid: Grid, context: Context) -> None:
     """Hold the labels and train with the devices of all SuperNodes; the same `flwr run` again goes on.
 
     Why a run failed is in `server.log` in its folder, and only there: the reason may depend on labels.
@@ -75,7 +74,7 @@ def host_run(grid: Grid, context: Context) -> None:
     except Exception:
         LOG.exception("the run ended with an error")
         raise DpzvError("the run ended with an error; server.log in the server's `out` folder says why.") from None
-    assert summary is not None  # nobody stops it but Flower, by ending the process
+    assert summary is not None  # only Flower stops it, and that ends the process
     over.set()
     if calling.is_alive():
         calling.join(2 * ANSWER_SECONDS)
@@ -117,42 +116,42 @@ def party_of(settings: Mapping[str, Any], how: str) -> Party:
 
 
 class Attempts:
-    """A device's credentials, which it asks for whenever it tries to connect; gives up after many in vain."""
+    """A connector that gives up when many attempts to connect were in vain."""
 
-    def __init__(self, own: Credentials) -> None:
+    def __init__(self, own: Connector) -> None:
         self._own = own
         self._first = self._last = -math.inf
 
-    def __call__(self) -> grpc.ChannelCredentials:
-        """The credentials as they are on the disk now."""
+    def connect(self) -> AbstractAsyncContextManager[Stream]:
+        """A new stream to the server, or an error after too many attempts."""
         now = time.monotonic()
         if now - self._last > ATTEMPT_SECONDS:
             self._first = now
         self._last = now
         if now - self._first > GIVE_UP_SECONDS:
             raise DpzvError("the server was out of reach for too long; it will ask this device again.")
-        return channel_credentials(self._own)
+        return self._own.connect()
 
 
 async def _device(own: Party, address: str) -> None:
-    guest = DeviceParty(own.config, own.features(), own.out)
-    attempts = Attempts(own.credentials)
-    running = asyncio.ensure_future(guest.run(address or own.server, attempts, server=own.server_name))
-    while not running.done():  # Flower ends this process by a signal from a thread, which only a loop that turns sees
+    device = DeviceParty(own.config, own.features(), own.out)
+    running = asyncio.ensure_future(device.run(Attempts(own.connector(address))))
+    # Flower ends this process by a signal from a thread; the event loop sees it only when it wakes up
+    while not running.done():
         await asyncio.wait({running}, timeout=1)
     running.result()
 
 
 class _Roll:
-    """Asks every SuperNode into the session: once, and again when it has left it while a device is away."""
+    """Asks every SuperNode into the session, and once more whenever it has left while a device is missing."""
 
     def __init__(self, grid: Grid, words: Mapping[str, str], out: Path) -> None:
         self._grid, self._words, self._out = grid, words, out
-        self._open: dict[str, tuple[int, str]] = {}  # messages without an answer: to whom, and since when it was there
+        self._open: dict[str, tuple[int, str]] = {}  # unanswered messages: the SuperNode, and when it was started
         self._due: dict[int, float] = {}  # when a SuperNode that was asked before may be asked again
 
     def call(self, over: threading.Event) -> None:
-        """Go on until `over`, and then for the last answers."""
+        """Go on until `over`, and then until the last answers have come."""
         last = math.inf
         while time.monotonic() < last and (self._open or not over.is_set()):
             try:
@@ -176,7 +175,7 @@ class _Roll:
     def _ask(self) -> None:
         online = {info.node_id: info.last_activated_at for info in self._grid.get_nodes()}
         for message, (node, since) in list(self._open.items()):
-            if online.get(node, since) != since:  # it was started anew, and knows nothing of the message
+            if online.get(node, since) != since:  # it was started anew and does not know the message
                 del self._open[message]
                 self._due[node] = time.monotonic() + AGAIN_SECONDS
         busy = {node for node, _ in self._open.values()}
@@ -192,7 +191,7 @@ class _Roll:
 
 
 def _may_ask(due: float | None, out: Path) -> bool:
-    """Whether to ask a SuperNode that may be asked again from `due` on; never if all devices are in the session."""
+    """Whether to ask a SuperNode now: at once if it never was (no `due`), else from `due` on if a device is missing."""
     if due is None:
         return True
     return time.monotonic() > due and any(not device.here for device in read_status(out).devices)
@@ -209,7 +208,7 @@ def _heard(reply: Message) -> str:
 
 
 def _log(handler: logging.Handler) -> None:
-    """Lines other than Flower's go to `handler`: all of ours, warnings of others."""
+    """Send our own lines, and warnings of others, to `handler`; Flower's lines go where they went."""
     handler.setFormatter(JsonLines())
     root = logging.getLogger()
     root.handlers = [handler]

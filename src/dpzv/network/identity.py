@@ -1,4 +1,4 @@
-"""Who a party is: an authority for the federation, and a certificate per party. In memory; `keyfiles` has the files."""
+"""Who a party is: the federation's authority and a certificate for each party, in memory; `keyfiles` has the files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 LOCAL_HOSTS = ("localhost", "127.0.0.1")
 CLOCK_SKEW = timedelta(minutes=5)
 MOST_DAYS = 36500
-# a party of this name would overwrite the authority's own files
+# the files of a party with one of these names would overwrite the authority's own
 TAKEN = ("ca", "alignment")
 LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 KEY_USAGES = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -36,18 +37,43 @@ from dpzv.network.identity import (
 )
 
 __all__ = [
+    "Credentials",
     "Description",
+    "PartyKeys",
     "create_authority",
     "describe",
     "issue_party",
     "load_authority",
+    "own_name",
     "read_alignment_key",
     "read_bytes",
     "read_certificates",
     "read_key",
+    "read_party_keys",
+    "renewal",
 ]
 
 ALIGNMENT_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Where a party's certificate, its private key and the authority's certificate are."""
+
+    certificate: Path
+    key: Path
+    ca: Path
+
+
+@dataclass(frozen=True, slots=True)
+class PartyKeys:
+    """A certificate chain with its key and the authority it is checked with, in PEM; the key is never shown."""
+
+    certificate: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+    ca: bytes = field(repr=False)
+    name: str
+    until: datetime
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -78,7 +104,7 @@ def create_authority(folder: Path, days: int) -> Authority:
 
 
 def load_authority(folder: Path) -> Authority:
-    """The authority that `create_authority` left in `folder`; refuses one that is over or torn apart."""
+    """The authority of `create_authority` in `folder`; refuses one that has expired or whose two files do not fit."""
     certificate, key = read_certificates(folder / "ca.crt")[0], read_key(folder / "ca.key")
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not same_key(certificate, key):
         raise DataError(
@@ -95,8 +121,8 @@ def issue_party(
 ) -> x509.Certificate:
     """Write the four files of party `name` to `out`; `ca` is the authority's folder.
 
-    A renewal keeps the key, and the hosts unless new ones are given, so that only one file changes, at once:
-    whoever reads the folder meanwhile finds a pair that fits.
+    A renewal keeps the key, and the hosts unless new ones are given. So only one file changes, atomically, and whoever
+    reads the folder meanwhile finds a certificate and a key that fit together.
     """
     party_name(name)
     authority, alignment = load_authority(ca), ca / "alignment.key"
@@ -148,6 +174,50 @@ def describe(path: Path, *, now: datetime | None = None) -> Description:
     )
 
 
+def own_name(credentials: Credentials) -> str:
+    """The party's own name, from its certificate."""
+    return name_of(read_certificates(credentials.certificate)[0].subject)
+
+
+def read_party_keys(credentials: Credentials) -> PartyKeys:
+    """Read the three files; what a peer would refuse anyway is refused here, with a better reason."""
+    chain, authorities = read_certificates(credentials.certificate), read_certificates(credentials.ca)
+    certificate = chain[0]
+    if not same_key(certificate, read_key(credentials.key)):
+        raise DataError(
+            f"{credentials.key} is not the key of {credentials.certificate}; give the two files of one "
+            "`dpzv keys issue`."
+        )
+    if not any(issued_by(certificate, ca) for ca in [*chain[1:], *authorities]):
+        raise DataError(
+            f"{credentials.certificate} was not issued by the authority in {credentials.ca}; "
+            "give the ca.crt that came with it."
+        )
+    problem = validity_problem(certificate)
+    if problem:
+        raise ConfigError(renewal(credentials, name_of(certificate.subject), problem))
+    if all(validity_problem(ca) for ca in authorities):
+        raise ConfigError(
+            f"{credentials.ca} {validity_problem(authorities[0])}; make a new authority with `dpzv keys init` "
+            "and issue all certificates again."
+        )
+    return PartyKeys(
+        read_bytes(credentials.certificate),
+        read_bytes(credentials.key),
+        read_bytes(credentials.ca),
+        name_of(certificate.subject),
+        certificate.not_valid_after_utc,
+    )
+
+
+def renewal(credentials: Credentials, name: str, problem: str) -> str:
+    """The sentence that says how a certificate with this problem is renewed."""
+    return (
+        f"{credentials.certificate} {problem}; whoever keeps the authority renews it with "
+        f"`dpzv keys issue {name} --ca DIR --out {credentials.certificate.parent} --renew`."
+    )
+
+
 def read_certificates(path: Path) -> list[x509.Certificate]:
     """The certificates in a PEM file, at least one."""
     data = read_bytes(path)
@@ -182,7 +252,7 @@ def read_alignment_key(path: Path) -> bytes:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A whole file, or a sentence about why not."""
+    """The bytes of a file; a `DataError` says why it cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

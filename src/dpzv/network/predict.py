@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-import grpc
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,16 +17,13 @@ from numpy.typing import NDArray
 from dpzv.config import Config, per_device
 from dpzv.errors import DataError, PeerError
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
-from dpzv.network.credentials import peer_name
-from dpzv.network.link import IDS_SECONDS, LOST, Stream, heard_out, listen
-from dpzv.network.peers import Peer
+from dpzv.network.transport import IDS_SECONDS, LinkLost, Listener, Peer, Stream, next_frame, read_to_the_end
 from dpzv.network.wire import PROTOCOL, Ask, Done, Hello, Ids, Welcome, agreed_hash, unpack
 from dpzv.privacy.spent import read_ledger
 from dpzv.protocol.messages import Evaluation
 from dpzv.runtime.assemble_device import codec_of
 from dpzv.runtime.device_networks import load_head
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import plan_of
 
 __all__ = ["Predictor"]
 
@@ -35,11 +31,11 @@ LOG = logging.getLogger("dpzv.predict")
 SECONDS = 60.0
 """How long a device may be silent while it is asked."""
 AT_ONCE = 8192
-"""Records that the head is run on at once, while others are on their way."""
+"""Records that the head is run on at once, as soon as so many are complete."""
 
 
 class _Unable(PeerError):
-    """A device lacks records or releases: the prediction cannot be made, whoever else answers."""
+    """A device lacks records or releases, so that the prediction cannot be made, whatever the other devices answer."""
 
 
 class Predictor:
@@ -54,7 +50,6 @@ class Predictor:
         self._names = config.network.devices
         self._ids, self._hashed = wanted, asyncio.Event()
         self._alignment = AlignmentState(folder.path, labels, len(self._names), config.data.holdout, 1)
-        self._plan = plan_of(config, len(self._alignment.labels()[0]), len(self._names))
         self._ledger = read_ledger(folder.path)
         widths = per_device("devices.embedding", config.devices.embedding, len(self._names))
         self._offsets = np.cumsum([0, *widths])
@@ -64,20 +59,19 @@ class Predictor:
         self._left = set(range(1, len(self._names) + 1))
         self._news = asyncio.Event()
         self._failure: PeerError | None = None
-        self.port = 0
 
-    async def run(self, address: str, credentials: grpc.ServerCredentials, seconds: float) -> torch.Tensor:
+    async def run(self, listener: Listener, seconds: float) -> torch.Tensor:
         """The head's outputs [n, outputs]; refused if a device did not answer within `seconds`."""
-        listener, self.port = await listen(address, credentials, self._talk)
+        await listener.start(self._talk)
         LOG.info("waiting for %s", ", ".join(self._names))
         try:
-            self._want(await asyncio.to_thread(self._ids))  # while the devices come
+            self._want(await asyncio.to_thread(self._ids))  # meanwhile the devices connect
             await asyncio.wait_for(self._complete(), seconds)
         except TimeoutError:
             away = ", ".join(self._names[m - 1] for m in sorted(self._left))
             raise PeerError(f"{away} did not answer within {seconds:g} s; start `dpzv device --stay` there.") from None
         finally:
-            await listener.stop(grace=1)
+            await listener.stop(1)
         self._go_on()
         return torch.cat(self._outputs)
 
@@ -97,11 +91,11 @@ class Predictor:
     async def _talk(self, stream: Stream) -> None:
         peer = Peer(0, stream)
         try:
-            name = peer_name(stream)
+            name = stream.peer_name
             if name not in self._names:
                 raise PeerError(f"'{name}' is not a device of this run; it is closed.")
             peer = Peer(self._names.index(name) + 1, stream)
-            hello = unpack(None, await asyncio.wait_for(stream.read(), SECONDS))
+            hello = unpack(None, await next_frame(stream, SECONDS))
             agreed = (PROTOCOL, agreed_hash(self._config))
             if not isinstance(hello, Hello) or (hello.protocol, hello.config_hash) != agreed:
                 raise PeerError(f"'{name}' has another version or run configuration than the server; give it the same.")
@@ -115,9 +109,9 @@ class Predictor:
         except PeerError as error:
             LOG.warning("%s", error)
             await peer.close(str(error))
-            await heard_out(stream)
-        except LOST:
-            LOG.warning("device %d is gone", peer.m)
+            await read_to_the_end(stream)
+        except LinkLost as error:
+            LOG.warning("device %d is gone (%s)", peer.m, error)
         finally:
             self._news.set()
 
@@ -125,7 +119,7 @@ class Predictor:
         """Refuse a device whose weights are not those at the end of this run."""
         run_id, releases = self._ledger.run_id, self._ledger.turns.get(m, 0)
         if (hello.run_id, hello.position) != (run_id, releases):
-            here = f"at batch {hello.position} of {releases}" if hello.run_id == run_id else "not"
+            here = f"at batch {hello.position} of {releases}" if hello.run_id == run_id else "not one"
             raise _Unable(
                 f"device {m} ({self._names[m - 1]}) is {here} of this run; start `dpzv server` again, so that it hears "
                 "what it has missed, or give it its folder back."
@@ -135,17 +129,17 @@ class Predictor:
         """Everything one device has to send."""
         m, stream = peer.m, peer.stream
         await peer.tell(Welcome(m, "", "predict", True))
-        ids = unpack(None, await asyncio.wait_for(stream.read(), IDS_SECONDS))
+        ids = unpack(None, await next_frame(stream, IDS_SECONDS))
         if not isinstance(ids, Ids) or len(ids.hashes) % 16:
             raise PeerError(f"device {m} must send its hashed ids, got {type(ids).__name__}; it is closed.")
         await self._hashed.wait()
         rows = await asyncio.to_thread(self._found, m, np.frombuffer(ids.hashes, np.uint8).reshape(-1, 16))
         await peer.tell(Ask("predict", rows.tobytes()))
-        codec = codec_of(self._config, m, self._plan.M)
+        codec = codec_of(self._config, m, len(self._names))
         columns = slice(int(self._offsets[m - 1]), int(self._offsets[m]))
         self._came[m - 1] = came = 0
         while True:
-            message = unpack(codec, await asyncio.wait_for(stream.read(), SECONDS))
+            message = unpack(codec, await next_frame(stream, SECONDS))
             if isinstance(message, Done) and came == len(rows):
                 return
             if not isinstance(message, Evaluation) or message.h.shape[1] != columns.stop - columns.start:
@@ -165,12 +159,12 @@ class Predictor:
             self._done = max(self._done, ready)
 
     def _found(self, m: int, hashes: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """The device's row of every wanted record; refused with a count where it has none."""
+        """The device's row of every wanted record; refused, with their number, if it lacks some."""
         words, wanted = np.ascontiguousarray(hashes).view(np.uint64), self._wanted  # [n, 2]
         if not len(words):
             words = ~wanted[:1]
-        order = np.argsort(words[:, 0])  # by half of the hash: by chance no two agree in it
-        at = np.searchsorted(words[order, 0], wanted[self._order, 0])  # in order, which is four times as fast
+        order = np.argsort(words[:, 0])  # by the first half of the hash, in which no two ids agree by chance
+        at = np.searchsorted(words[order, 0], wanted[self._order, 0])  # sorted queries are four times as fast
         rows = np.empty(len(wanted), np.int64)
         rows[self._order] = order[np.minimum(at, len(order) - 1)]
         missing = int((words[rows] != wanted).any(axis=1).sum())

@@ -1,7 +1,7 @@
 """The server of a networked run: it meets the devices, aligns records, fills its table, and works through the rounds.
 
-Every device has one stream. Its name is the one in its certificate, so it can only act as itself. What a device sends
-wrong closes that device, never the run; it may come back, and goes on where the ledger says it is.
+Every device has one stream. Its name is the one that the transport has verified, so it can only act as itself. A device
+that breaks the protocol is closed, and the run goes on; it may come back, and goes on where the ledger says it is.
 """
 
 from __future__ import annotations
@@ -14,21 +14,26 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
-import grpc
-
-from dpzv.config import Config, per_device
+from dpzv.config import Config
 from dpzv.declarations import start_facts
 from dpzv.errors import DiskError, DpzvError, PeerError
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
-from dpzv.network.arrivals import Arrivals, Arrived
-from dpzv.network.credentials import peer_name
-from dpzv.network.link import IDS_SECONDS, LONGEST_PAUSE, LOST, Stream, heard_out, listen
-from dpzv.network.peers import Peer, Peers
+from dpzv.network.arrivals import Arrivals, Arrived, open_run
 from dpzv.network.status import DeviceStatus, Status, write_status
+from dpzv.network.transport import (
+    IDS_SECONDS,
+    LONGEST_PAUSE,
+    LinkLost,
+    Listener,
+    Peer,
+    Peers,
+    Stream,
+    next_frame,
+    read_to_the_end,
+)
 from dpzv.network.wire import (
     PROTOCOL,
     Ask,
-    Control,
     Done,
     Hello,
     Ids,
@@ -40,11 +45,8 @@ from dpzv.network.wire import (
     shown,
     unpack,
 )
-from dpzv.protocol.codec import Codec
-from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Message
-from dpzv.runtime.assemble_server import ServerRecords
+from dpzv.protocol.messages import Embeddings, Evaluation, Fill
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import noise_of, plan_of
 from dpzv.runtime.server_run import ServerRun
 from dpzv.version import VERSION
 
@@ -54,7 +56,7 @@ LOG = logging.getLogger("dpzv.server")
 FIRST_WORD_SECONDS = 30.0
 """How long a new connection may stay silent."""
 FAREWELL_SECONDS = LONGEST_PAUSE + 10
-"""How long a finished server waits for devices that are away, to tell them."""
+"""How long the server of a finished run waits for devices that are away, to tell them that it is finished."""
 STOPPING = "the server stops; come back later"
 
 
@@ -73,16 +75,15 @@ class ServerParty:
         self._stopping = self._finished = self._closing = False
         self._failure: DiskError | None = None
         self._told: set[int] = set()  # devices that know that the run is finished, and have kept their weights
-        self.port = 0
 
-    async def run(self, address: str, credentials: grpc.ServerCredentials) -> dict[str, Any] | None:
+    async def run(self, listener: Listener) -> dict[str, Any] | None:
         """Listen, train to the end and return the summary, or `None` if stopped before (it can be started again)."""
-        listener, self.port = await listen(address, credentials, self._talk)
-        LOG.info("listening on port %d for %s", self.port, ", ".join(self._names))
+        await listener.start(self._talk)
+        LOG.info("listening on %s for %s", listener.address, ", ".join(self._names))
         watching = asyncio.create_task(self._keep_status())
         try:
             with ExitStack() as stack:
-                stack.callback(setattr, self, "_closing", True)  # before anybody is heard again: the ledger is closed
+                stack.callback(setattr, self, "_closing", True)  # no device may be heard once the ledger is closed
                 while not self._alignment.complete and not self._stopping:
                     await self._news()
                 if self._failure is not None:
@@ -90,7 +91,7 @@ class ServerParty:
                 if self._stopping:
                     return None
                 LOG.info("records: %s", self._alignment.counts)
-                self._run = run = stack.enter_context(self._opened())
+                self._run = run = stack.enter_context(open_run(self._config, self._alignment, self._folder))
                 self._arrivals = arrivals = Arrivals(run, self._peers)
                 self._finished = self._folder.finished  # then it was started again for devices that were away
                 self._aligned.set()
@@ -102,19 +103,9 @@ class ServerParty:
         finally:
             for peer in self._peers.everybody():
                 await peer.close(STOPPING)
-            await listener.stop(grace=2)
+            await listener.stop(2)
             watching.cancel()
             write_status(self._folder.path, self.status())
-
-    def _opened(self) -> ServerRun:
-        """The run over the aligned records, new or as it was."""
-        config, labels = self._config, self._labels
-        M, (y_train, y_test) = len(self._names), self._alignment.labels()
-        records = ServerRecords(labels.name, labels.task, labels.outputs, y_train, y_test, self._alignment.fingerprint)
-        widths = per_device("devices.embedding", config.devices.embedding, M)
-        run = ServerRun(config, records, widths, plan_of(config, len(y_train), M), noise_of(config), self._folder)
-        run.restore()
-        return run
 
     async def _farewell(self) -> None:
         """Tell every device that the run is finished, and wait a little for those that are away."""
@@ -127,7 +118,8 @@ class ServerParty:
         away = [name for m, name in enumerate(self._names, 1) if m not in self._told]
         if away:
             LOG.warning(
-                "%s did not hear that the run is finished; start the server again once it is back", ", ".join(away)
+                "these devices did not hear that the run is finished: %s; start the server again once they are back",
+                ", ".join(away),
             )
 
     async def _dismiss(self, peer: Peer) -> None:
@@ -161,7 +153,7 @@ class ServerParty:
         )
 
     def stop(self) -> None:
-        """End after the round at hand; what is there is kept."""
+        """End after the round at hand; everything up to then is kept."""
         self._stopping = True
         self._peers.changed.set()
         if self._arrivals is not None:
@@ -200,14 +192,14 @@ class ServerParty:
             if self._finished:
                 await self._dismiss(peer)
             await self._listen_to(peer, stream)
-            await heard_out(stream, partial(self._last_word, peer))
+            await read_to_the_end(stream, partial(self._last_word, peer))
         except PeerError as error:
             LOG.warning("%s", error)
             refused = peer or Peer(0, stream)
             await refused.close(str(error))
             self._peers.detach(refused)
-            await heard_out(stream, partial(self._last_word, refused))
-        except LOST:
+            await read_to_the_end(stream, partial(self._last_word, refused))
+        except LinkLost:
             if peer is None or not peer.closed.is_set():
                 LOG.warning("device %s is gone without a goodbye", peer.m if peer else "?")
         finally:
@@ -216,10 +208,10 @@ class ServerParty:
 
     async def _greet(self, stream: Stream) -> tuple[int, Hello]:
         """The number of the device and its hello; refuses strangers and other configurations."""
-        name = peer_name(stream)
+        name = stream.peer_name
         if name not in self._names:
             raise PeerError(f"'{name}' is not a device of this run, which has {', '.join(self._names)}; it is closed.")
-        hello = await self._read(stream, None, FIRST_WORD_SECONDS)
+        hello = unpack(None, await next_frame(stream, FIRST_WORD_SECONDS))
         if not isinstance(hello, Hello):
             raise PeerError(f"'{name}' must say hello first, got {type(hello).__name__}; it is closed.")
         if hello.protocol != PROTOCOL:
@@ -237,18 +229,18 @@ class ServerParty:
         needs = self._alignment.needs(m, hello.ids_sha256)
         await peer.tell(Welcome(m, "", "train", needs))
         if needs:
-            ids = await self._read(stream, None, IDS_SECONDS)
+            ids = unpack(None, await next_frame(stream, IDS_SECONDS))
             if not isinstance(ids, Ids):
                 raise PeerError(f"device {m} must send its hashed ids, got {type(ids).__name__}; it is closed.")
             try:
                 self._alignment.take(m, ids.hashes)
             except PeerError:
                 raise
-            except DiskError as error:  # nothing may begin on an alignment that is not kept
+            except DiskError as error:  # no round may begin on an alignment that is not on the disk
                 self._failure = error
                 self.stop()
                 raise PeerError(STOPPING) from None
-            except DpzvError as error:  # the counts are for the operator of the server
+            except DpzvError as error:  # the reason counts records, which only the server's operator may see
                 LOG.error("%s", error)
                 raise PeerError("the parties' records could not be aligned; the server's log says why.") from None
             self._peers.changed.set()
@@ -257,7 +249,9 @@ class ServerParty:
         assert run is not None
         run_id = run.ledger.run_id
         if hello.run_id and hello.run_id != run_id:
-            raise PeerError(f"device {m} has weights of another run; give it an empty folder, or that run's server.")
+            raise PeerError(
+                f"device {m} has weights of another run; give it an empty folder, or connect it to that run's server."
+            )
         if run.begun and not hello.run_id and start_facts(run.plan.starts[m - 1]).private:
             raise PeerError(
                 f"device {m} has lost its folder, and with it its private start, which cannot be drawn again; restore "
@@ -284,8 +278,8 @@ class ServerParty:
         assert arrivals is not None
         while not peer.closed.is_set():
             frame = await stream.read()
-            if frame is grpc.aio.EOF:  # a device that was killed looks like this
-                raise ConnectionError(f"device {m} ended its stream without a goodbye")
+            if frame is None:  # a device that was killed looks like this
+                raise LinkLost("the stream ended without a goodbye")
             message = unpack(run.codecs[m - 1], frame)
             if isinstance(message, (Embeddings, Fill, Evaluation)) and message.m != m:
                 raise PeerError(f"device {m} spoke for device {message.m}; it is closed.")
@@ -298,7 +292,7 @@ class ServerParty:
             elif isinstance(message, Fill):
                 run.fill(message, len(frame) - 1)
             elif isinstance(message, Evaluation):
-                arrivals.evaluation(message)
+                arrivals.evaluation(message, len(frame) - 1)
             elif isinstance(message, Done) and message.what == "fill":
                 run.fill_ends(m)
                 self._peers.changed.set()
@@ -316,9 +310,6 @@ class ServerParty:
         if stop.final and self._finished:
             self._told.add(peer.m)
             self._peers.changed.set()
-
-    async def _read(self, stream: Stream, codec: Codec | None, seconds: float) -> Control | Message:
-        return unpack(codec, await asyncio.wait_for(stream.read(), seconds))
 
     async def _keep_status(self) -> None:
         while True:

@@ -20,7 +20,7 @@ FILE = "status.json"
 class DeviceStatus(msgspec.Struct, frozen=True):
     """One device: whether it is connected, its releases so far, and how many rounds it is behind.
 
-    told: it has heard that the run is finished, and kept its weights.
+    told: it has heard that the run is finished, and has kept its weights.
     """
 
     name: str
@@ -69,7 +69,7 @@ def write_status(folder: Path, status: Status) -> None:
 
 
 def read_status(folder: Path) -> Status:
-    """The status of the run in `folder`, as of its last second."""
+    """The status of the run in `folder`, which its server writes every second."""
     path = folder / FILE
     if not path.exists():
         raise ConfigError(f"{path} does not exist; start the server first.")

@@ -20,6 +20,7 @@ from dpzv.version import VERSION
 
 __all__ = [
     "MAX_CONTROL",
+    "PART",
     "PROTOCOL",
     "Ask",
     "Control",
@@ -40,6 +41,9 @@ __all__ = [
 
 MAX_CONTROL = 1 << 24
 """Bytes of a control message, ids and rows apart: the longest is a request to predict two million records."""
+
+PART = 1 << 18
+"""Bytes of the longest frame that every transport sends in one piece; a longer one may go in parts."""
 
 PROTOCOL = 1
 """Parties that speak another number refuse each other."""
@@ -135,18 +139,18 @@ def framed(encoded: bytes) -> bytes:
     return b"m" + encoded
 
 
-def unpack(codec: Codec | None, frame: object) -> Control | Message:
+def unpack(codec: Codec | None, frame: bytes) -> Control | Message:
     """What a frame says; without a codec only control messages are allowed."""
-    if not isinstance(frame, bytes):
-        raise PeerError("the stream ended in the middle of a conversation; the peer is closed.")
     most = MAX_FRAME if frame[:1] == b"m" or frame[2:6] in (b"\xa3ids", b"\xa4row") else MAX_CONTROL
     if len(frame) > most:
-        raise PeerError(f"a frame of its kind has at most {most} bytes, got {len(frame)}; the peer is closed.")
+        raise PeerError(f"a frame of this kind has at most {most} bytes, got {len(frame)}; the peer is closed.")
     kind, body = frame[:1], memoryview(frame)[1:]
     if kind == b"m" and codec is not None:
         return codec.decode(body)
     if kind != b"c":
-        raise PeerError(f"a frame begins with 'c', or later with 'm', got {kind!r}; the peer is closed.")
+        raise PeerError(
+            f"a frame begins with 'c', or with 'm' once the rows are known, got {kind!r}; the peer is closed."
+        )
     try:
         control: Control = _DECODER.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -155,13 +159,15 @@ def unpack(codec: Codec | None, frame: object) -> Control | Message:
 
 
 def agreed_hash(config: Config) -> str:
-    """The hash of what all parties must agree on: everything but where each of them works."""
+    """The hash of what all parties must agree on: everything but the paths and machines of each of them."""
     change = msgspec.structs.replace
     agreed = change(
         config,
         recipe="",
         data=change(config.data, path="", columns=(), encoder=""),
-        privacy=change(config.privacy, parents=()),  # the server's ledgers; devices hear what they leave to a start
+        privacy=change(
+            config.privacy, parents=()
+        ),  # only the server has those ledgers; it tells devices what they leave to a start
         table=change(config.table, path=""),
         runtime=change(config.runtime, accelerator="cpu", threads=0, checkpoint_seconds=30.0),
     )

@@ -20,7 +20,7 @@ from dpzv.methods.rules import Question, ServerRule
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending, Release
 from dpzv.protocol.table import Table, gather
 
-__all__ = ["Delays", "Server"]
+__all__ = ["Delays", "Schedules", "Server"]
 
 
 @dataclass(slots=True)
@@ -49,6 +49,10 @@ class _Asked(Struct, frozen=True):
     y: torch.Tensor
 
 
+Schedules = tuple[BatchSchedule, ...]
+"""The public batches of every device."""
+
+
 class Server:
     """`fill`, then per round `ask` and, once the gate released it, `accept`. Rounds t count from 1."""
 
@@ -57,7 +61,7 @@ class Server:
         method: ServerRule,
         table: Table,
         y_train: torch.Tensor,
-        schedules: tuple[BatchSchedule, ...],
+        schedules: Schedules,
         lams: tuple[float, ...],
     ) -> None:
         self.method, self.table, self.y_train = method, table, y_train

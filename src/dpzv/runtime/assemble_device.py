@@ -17,8 +17,9 @@ from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import MOST_NUMBERS, PrivacyPlan
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
+from dpzv.runtime.run_plan import Sizes
 
-__all__ = ["accelerator_of", "codec_of", "make_device"]
+__all__ = ["accelerator_of", "codec_of", "make_device", "schedules_of", "uplink_of"]
 
 
 def make_device(
@@ -27,8 +28,8 @@ def make_device(
     network: torch.nn.Module,
     x_train: torch.Tensor,
     x_test: torch.Tensor,
-    plan: PrivacyPlan,
-    noise: NoiseSource,
+    sizes: Sizes,
+    uplink: Uplink,
 ) -> tuple[Device, int]:
     """Device m, ready for round 1, and the width of its embeddings."""
     accelerator, i = accelerator_of(config), m - 1
@@ -42,17 +43,22 @@ def make_device(
         network,
         m=m,
         seed=config.train.seed,
-        lam=per_device("train.lam", config.train.lam, plan.M)[i],
+        lam=per_device("train.lam", config.train.lam, sizes.M)[i],
         steps=Steps(
-            per_device("train.eta_m", config.train.eta_m, plan.M)[i],
+            per_device("train.eta_m", config.train.eta_m, sizes.M)[i],
             config.train.momentum,
             config.train.schedule,
-            max(plan.T, 1),
+            max(sizes.T, 1),
         ),
-        uplink=_uplink(config, plan, noise),
+        uplink=uplink,
     )
-    schedule = BatchSchedule(config.train.seed, m, plan.B, plan.D)
+    schedule = BatchSchedule(config.train.seed, m, sizes.B, sizes.D)
     return Device(m, rule, x_train, x_test.to(accelerator), schedule), width
+
+
+def schedules_of(config: Config, plan: PrivacyPlan) -> tuple[BatchSchedule, ...]:
+    """The public batches of every device."""
+    return tuple(BatchSchedule(config.train.seed, m, plan.B, plan.D) for m in range(1, plan.M + 1))
 
 
 def codec_of(config: Config, m: int, M: int) -> Codec:
@@ -75,7 +81,8 @@ def accelerator_of(config: Config) -> str:
     return name
 
 
-def _uplink(config: Config, plan: PrivacyPlan, noise: NoiseSource) -> Uplink:
-    """How embeddings are protected on their way up: not at all, or with the plan's noise."""
-    C_h = config.privacy.C_h if plan.sigma_h else math.inf
-    return Uplink(C_h, plan.sigma_h, lambda shape, stream: noise.gaussian(shape, *stream))
+def uplink_of(config: Config, plan: PrivacyPlan | None, noise: NoiseSource) -> Uplink:
+    """How embeddings are protected on their way up: with the plan's noise, or not at all."""
+    sigma_h = plan.sigma_h if plan else 0.0
+    C_h = config.privacy.C_h if sigma_h else math.inf
+    return Uplink(C_h, sigma_h, lambda shape, stream: noise.gaussian(shape, *stream))

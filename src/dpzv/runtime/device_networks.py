@@ -15,7 +15,7 @@ from dpzv.config import Config, per_device
 from dpzv.data.dataset import Dataset
 from dpzv.data.encoder import encoder_folder
 from dpzv.declarations import start_facts
-from dpzv.errors import ConfigError, DataError
+from dpzv.errors import ConfigError, DataError, PrivacyRefused
 from dpzv.models import MODELS, NetworkRequest
 from dpzv.models.head import Head
 from dpzv.models.layers import train_last
@@ -23,7 +23,6 @@ from dpzv.models.starts import LinearStart, dp_pca_start, pca_start, set_linear
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan, start_event
 from dpzv.rng import torch_generator
-from dpzv.terms import StartName
 
 __all__ = ["Networks", "load_head", "make_network", "make_networks"]
 
@@ -36,15 +35,20 @@ FLOOR = 1e-3  # public floor of dp-pca's eigenvalues, in units of one record's s
 
 def make_networks(config: Config, data: Dataset, plan: PrivacyPlan, noise: NoiseSource) -> list[torch.nn.Module]:
     """One network a device, with its start; a dp-pca start uses the plan's noise."""
-    return [make_network(config, m, x, plan, noise) for m, x in enumerate(data.x_train, 1)]
+    return [make_network(config, m, plan.M, x, plan, noise) for m, x in enumerate(data.x_train, 1)]
 
 
-def make_network(config: Config, m: int, x: NDArray[Any], plan: PrivacyPlan, noise: NoiseSource) -> torch.nn.Module:
-    """Device m's network for its train features `x` [D, d_m]; only `devices.last_layers` are trainable in it."""
-    devices, M, i = config.devices, plan.M, m - 1
+def make_network(
+    config: Config, m: int, M: int, x: NDArray[Any], plan: PrivacyPlan | None, noise: NoiseSource
+) -> torch.nn.Module:
+    """The network of device m of M for its train features `x` [D, d_m]; only `devices.last_layers` are trainable in it.
+
+    Only a private start takes the plan; it is refused without one.
+    """
+    devices, i = config.devices, m - 1
     model = per_device("devices.model", devices.model, M)[i]
-    starts: tuple[StartName, ...] = per_device("devices.start", devices.start, M)
-    start, width = starts[i], per_device("devices.embedding", devices.embedding, M)[i]
+    start = per_device("devices.start", devices.start, M)[i]
+    width = per_device("devices.embedding", devices.embedding, M)[i]
     if start not in MODELS[model].starts:
         fitting = " or ".join(f"'{name}'" for name, kind in MODELS.items() if start in kind.starts)
         raise ConfigError(
@@ -64,7 +68,11 @@ def make_network(config: Config, m: int, x: NDArray[Any], plan: PrivacyPlan, noi
     facts = start_facts(start)
     if facts.reads:
         set_linear(network, pca_start(x, width, floor=FLOOR))
-    elif facts.private:
+    elif facts.private and plan is None:
+        raise PrivacyRefused(
+            f"the start '{start}' of device {m} takes its noise from a privacy plan, got none; make a plan."
+        )
+    elif facts.private and plan is not None:
         set_linear(network, _dp_pca(i, x, width, per_device("devices.R", devices.R, M)[i], plan, noise))
     elif facts.given:
         _load(network, per_device("devices.weights", devices.weights, M)[i], m)

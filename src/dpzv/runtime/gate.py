@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.events import ReleaseEvent
 from dpzv.privacy.head_steps import HeadSteps
-from dpzv.privacy.ledger import Ledger
+from dpzv.privacy.ledger import BatchIds, Ledger
 from dpzv.privacy.noise import NoiseSource
-from dpzv.privacy.plan import PrivacyPlan, epsilon_spent
+from dpzv.privacy.plan import PrivacyPlan, epsilon_spent, private_starts, start_event
 from dpzv.protocol.messages import Embeddings, Pending, Release
+from dpzv.terms import NoiseSourceName
 
-__all__ = ["Gate"]
+__all__ = ["Gate", "open_gate"]
 
 BLOCK = 16
 """Head steps paid for at once, before they run: one commit for several steps. A crash forfeits what is left of them, so
@@ -132,4 +136,48 @@ class Gate:
             releases=self.ledger.releases,
             unit_mu_squared=self.ledger.unit_mu_squared,
             head_steps=self.ledger.head_steps,
+        )
+
+
+def open_gate(
+    path: Path,
+    plan: PrivacyPlan,
+    noise: NoiseSource,
+    *,
+    fingerprint: str,
+    source: NoiseSourceName,
+    ids_of: BatchIds,
+    known: int | None,
+) -> Gate:
+    """The gate of a run whose ledger is at `path`: the one that is there, or a new one where nothing was ever released.
+
+    `plan` is what is asked for now; the plan that the ledger began with is used, and refused if it had other noise.
+    `known` is how many rounds a checkpoint knows of, `None` without one. Private starts are charged here, once.
+    """
+    common: dict[str, Any] = {
+        "plan": plan,
+        "data_fingerprint": fingerprint,
+        "noise_source": source,
+        "ids_of": ids_of,
+        "durable": source == "exact",
+    }
+    new = known is None and not path.exists()  # a release needs both
+    ledger = Ledger.create(path, **common) if new else Ledger.open(path, **common, at_least=known or 0)
+    try:
+        _refuse_other_noise(ledger.plan, plan)
+        for i in private_starts(ledger.plan):
+            ledger.charge(start_event(ledger.plan, i))
+    except BaseException:
+        ledger.close()
+        raise
+    return Gate(ledger, noise)
+
+
+def _refuse_other_noise(began: PrivacyPlan, now: PrivacyPlan) -> None:
+    """Refuse to go on under an accountant that would plan other noise for the same run."""
+    if (began.z, began.sigma_dp) != (now.z, now.sigma_dp):
+        raise PrivacyRefused(
+            f"the run began with head noise z={began.z!r} and release noise sigma_dp={began.sigma_dp!r}, the installed "
+            f"accountant gives {now.z!r} and {now.sigma_dp!r}; resume with the versions in its summary's `versions`, "
+            "or start a new run."
         )

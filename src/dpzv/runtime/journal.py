@@ -16,12 +16,14 @@ import msgspec
 import torch
 
 from dpzv.config import Config
+from dpzv.data.dataset import ServerRecords
 from dpzv.durable import write_tensors
 from dpzv.methods.heads import Refit, refit
 from dpzv.metrics import Metrics
+from dpzv.models.losses import labels_of
 from dpzv.privacy.statement import statement
 from dpzv.protocol.server import Server
-from dpzv.runtime.assemble_server import ServerRecords, labels_of, make_head
+from dpzv.runtime.assemble_server import make_head
 from dpzv.runtime.gate import Gate
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.version import VERSION
@@ -80,7 +82,7 @@ class Journal:
         """Wall-clock seconds of this run, over all its sittings."""
         return self.seconds_before + time.monotonic() - self._began
 
-    def evaluate(self, rows: torch.Tensor, virtual_seconds: float) -> Metrics:
+    def evaluate(self, rows: torch.Tensor, virtual_seconds: float) -> None:
         """Measure the head in the loop on test rows, write a line of metrics, note targets passed."""
         server, meter = self._server, self.meter
         self.metrics = found = self._measure(server.method.head, rows)
@@ -104,7 +106,6 @@ class Journal:
                     "bytes": meter.bytes_up + meter.bytes_down,
                     "virtual_seconds": virtual_seconds,
                 }
-        return found
 
     def snapshot(self, stage: str) -> Snapshot:
         """How far the run is."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from dpzv.config import Config, per_device
+from dpzv.declarations import start_facts
 from dpzv.errors import ConfigError
 from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
 from dpzv.privacy.plan import PlanRequest, PrivacyPlan
@@ -16,7 +17,7 @@ from dpzv.privacy.spent import parents_of
 from dpzv.rng import seed_of
 from dpzv.runtime.clock import equal_speeds, speeds_of
 
-__all__ = ["Sizes", "noise_of", "plan_of", "sizes_of"]
+__all__ = ["Sizes", "device_plan", "noise_of", "plan_of", "sizes_of"]
 
 
 class Sizes(Struct, frozen=True):
@@ -69,6 +70,12 @@ def plan_of(config: Config, D: int, M: int) -> PrivacyPlan:
         C_h=privacy.C_h,
     )
     return make_plan(request)
+
+
+def device_plan(config: Config, m: int, M: int, D: int) -> PrivacyPlan | None:
+    """The plan, as far as device m needs it: it is calibrated only for noise that the device adds itself."""
+    start = start_facts(per_device("devices.start", config.devices.start, M)[m - 1])
+    return plan_of(config, D, M) if start.private or config.noise.where == "uplink" else None
 
 
 def noise_of(config: Config) -> NoiseSource:

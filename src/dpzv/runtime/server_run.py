@@ -17,16 +17,15 @@ from msgspec import Struct
 from xxhash import xxh3_128_digest
 
 from dpzv.config import Config
-from dpzv.errors import PeerError, PrivacyRefused
-from dpzv.metrics import Metrics
-from dpzv.privacy.ledger import Ledger
+from dpzv.data.dataset import ServerRecords
+from dpzv.errors import PeerError
 from dpzv.privacy.noise import NoiseSource
-from dpzv.privacy.plan import PrivacyPlan, private_starts, start_event
+from dpzv.privacy.plan import PrivacyPlan
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending, Release
 from dpzv.runtime import checkpoint
-from dpzv.runtime.assemble_device import accelerator_of, codec_of
-from dpzv.runtime.assemble_server import ServerRecords, make_server, schedules_of
-from dpzv.runtime.gate import Gate
+from dpzv.runtime.assemble_device import accelerator_of, codec_of, schedules_of
+from dpzv.runtime.assemble_server import make_server
+from dpzv.runtime.gate import open_gate
 from dpzv.runtime.journal import Journal
 from dpzv.runtime.run_folder import RunFolder
 
@@ -74,15 +73,19 @@ class ServerRun:
         self.schedules = schedules_of(config, plan)
         accelerator_of(config)  # refuses one that is not there
         with ExitStack() as stack:
-            self.ledger = stack.enter_context(self._open_ledger(records.fingerprint, plan))
+            self.gate = open_gate(
+                folder.path / "ledger.sqlite",
+                plan,
+                noise,
+                fingerprint=records.fingerprint,
+                source=config.noise.source,
+                ids_of=lambda m, position: self.schedules[m - 1].ids(position),
+                known=checkpoint.rounds(folder.checkpoint),
+            )
+            self.ledger, self.plan = stack.enter_context(self.gate.ledger), self.gate.plan
             stack.enter_context(folder)
-            self.plan = self.ledger.plan
-            _refuse_other_noise(self.plan, plan)
-            for i in private_starts(self.plan):
-                self.ledger.charge(start_event(self.plan, i))
             self.server = make_server(config, records, widths, self.schedules, self.plan, noise)
             self.codecs = tuple(codec_of(config, m, self.plan.M) for m in range(1, self.plan.M + 1))
-            self.gate = Gate(self.ledger, noise)
             self.journal = Journal(config, records, self.server, self.gate, folder)
             self._saved = time.monotonic()
             self._stack = stack.pop_all()
@@ -192,9 +195,9 @@ class ServerRun:
         late = time.monotonic() - self._saved > self.config.runtime.checkpoint_seconds
         return late or self.gate.at_stake >= AT_STAKE
 
-    def evaluate(self, tests: list[Evaluation], virtual_seconds: float) -> Metrics:
+    def evaluate(self, tests: list[Evaluation], virtual_seconds: float) -> None:
         """Measure the head in the loop on the devices' test embeddings."""
-        return self.journal.evaluate(self._test_rows(tests), virtual_seconds)
+        self.journal.evaluate(self._test_rows(tests), virtual_seconds)
 
     def save(self, beside: checkpoint.Simulated | None = None) -> None:
         """Make ledger and logs durable, then write the checkpoint: it never knows more than they do."""
@@ -243,28 +246,3 @@ class ServerRun:
             if t > known:
                 self.folder.transcript(t, m, Delta, digest)
                 server.t, server.positions[m - 1], server.times[m - 1] = t, position + 1, t
-
-    def _open_ledger(self, fingerprint: str, plan: PrivacyPlan) -> Ledger:
-        """The ledger of the folder: the one that is there, or a new one where nothing was ever released."""
-        path, source = self.folder.path / "ledger.sqlite", self.config.noise.source
-        known = checkpoint.rounds(self.folder.checkpoint)
-        common: dict[str, Any] = {
-            "plan": plan,
-            "data_fingerprint": fingerprint,
-            "noise_source": source,
-            "ids_of": lambda m, position: self.schedules[m - 1].ids(position),
-            "durable": source == "exact",
-        }
-        if known is None and not path.exists():  # a release needs both
-            return Ledger.create(path, **common)
-        return Ledger.open(path, **common, at_least=known or 0)
-
-
-def _refuse_other_noise(began: PrivacyPlan, now: PrivacyPlan) -> None:
-    """Refuse to go on under an accountant that would plan other noise for the same run."""
-    if (began.z, began.sigma_dp) != (now.z, now.sigma_dp):
-        raise PrivacyRefused(
-            f"the run began with head noise z={began.z!r} and release noise sigma_dp={began.sigma_dp!r}, the installed "
-            f"accountant gives {now.z!r} and {now.sigma_dp!r}; resume with the versions in its summary's `versions`, "
-            "or start a new run."
-        )

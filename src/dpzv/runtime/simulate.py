@@ -14,17 +14,16 @@ import numpy as np
 import torch
 
 from dpzv.config import Config
-from dpzv.data.dataset import Dataset
+from dpzv.data.dataset import Dataset, ServerRecords
 from dpzv.durable import write_tensors
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
-from dpzv.runtime.assemble_device import make_device
-from dpzv.runtime.assemble_server import ServerRecords
+from dpzv.runtime.assemble_device import make_device, uplink_of
 from dpzv.runtime.checkpoint import Simulated
 from dpzv.runtime.clock import VirtualClock, speeds_of
 from dpzv.runtime.device_networks import Networks
 from dpzv.runtime.journal import Observer
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import noise_of, plan_of
+from dpzv.runtime.run_plan import noise_of, plan_of, sizes_of
 from dpzv.runtime.server_run import ServerRun
 
 __all__ = ["Simulation"]
@@ -41,8 +40,9 @@ class Simulation:
     def __init__(self, config: Config, data: Dataset, networks: Networks) -> None:
         self._config, self._data, self._noise = config, data, noise_of(config)
         self._plan = plan_of(config, len(data.y_train), len(data.x_train))
+        sizes, uplink = sizes_of(config, self._plan.D, self._plan.M), uplink_of(config, self._plan, self._noise)
         made = [
-            make_device(config, m, network, torch.from_numpy(x), torch.from_numpy(x_test), self._plan, self._noise)
+            make_device(config, m, network, torch.from_numpy(x), torch.from_numpy(x_test), sizes, uplink)
             for m, (network, x, x_test) in enumerate(
                 zip(networks(self._plan, self._noise), data.x_train, data.x_test, strict=True), 1
             )

@@ -1,8 +1,10 @@
-"""A party's own file: where the agreed run, its keys, its records and its server are."""
+"""A party as its operator starts it: its own file, its records, its links, the server at work, and its log."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,19 @@ from dpzv.data import party_records as records
 from dpzv.data.alignment import keyed
 from dpzv.errors import ConfigError, DataError
 from dpzv.network.alignment_state import LabelRecords
-from dpzv.network.credentials import Credentials, own_name
-from dpzv.network.device_party import FeatureRecords
-from dpzv.network.keyfiles import read_alignment_key
+from dpzv.network.device_conversation import FeatureRecords
+from dpzv.network.grpc_transport import GrpcConnector, GrpcListener, refusals_logged
+from dpzv.network.keyfiles import Credentials, own_name, read_alignment_key
+from dpzv.network.server_party import ServerParty
+from dpzv.network.status import read_status, serve_metrics
+from dpzv.runtime.run_folder import RunFolder
 from dpzv.validate import converted, toml_of
 
-__all__ = ["Party", "load_party"]
+__all__ = ["JsonLines", "Party", "load_party", "open_folder", "serve"]
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The keys of a party's TOML; relative paths are looked for where it lies."""
+    """The keys of a party's TOML file; relative paths begin at the folder of that file."""
 
     run: str  # the agreed configuration: the same file at every party
     keys: str  # the folder of `dpzv keys issue`
@@ -74,6 +79,14 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
             self.hashed(table.ids), table.y, asked.task, len(asked.classes or ()), Path(asked.file).stem
         )
 
+    def listener(self) -> GrpcListener:
+        """Where the server is reached."""
+        return GrpcListener(self.listen, self.credentials)
+
+    def connector(self, address: str = "") -> GrpcConnector:
+        """How a device reaches its server: at `address`, or at that of its file."""
+        return GrpcConnector(address or self.server, self.credentials, self.server_name)
+
 
 def load_party(path: Path) -> Party:
     """The party of a TOML file."""
@@ -102,6 +115,50 @@ def load_party(path: Path) -> Party:
     )
 
 
+def open_folder(own: Party) -> RunFolder:
+    """The server's run folder: new, or that of the same run."""
+    rendered = configuration.render(own.config)
+    if not (own.out / "config.toml").exists():
+        return RunFolder.create(own.out, rendered)
+    if (own.out / "config.toml").read_text() != rendered:
+        raise ConfigError(f"{own.out} holds a run with another configuration; choose another `out`.")
+    return RunFolder.existing(own.out)
+
+
+async def serve(own: Party, folder: RunFolder, started: Callable[[ServerParty], None]) -> dict[str, Any] | None:
+    """Train to the end and return the summary, or `None` if stopped before; `started` is given the server first.
+
+    The server of a finished run listens again only if a device has not heard of its end.
+    """
+    if folder.finished and all(device.told for device in read_status(folder.path).devices):
+        return folder.read_summary()
+    server = ServerParty(own.config, own.labels(), folder)
+    started(server)
+    metrics = await serve_metrics(own.metrics, server.status) if own.metrics else None
+    try:
+        with refusals_logged():
+            return await server.run(own.listener())
+    finally:
+        if metrics is not None:
+            metrics.close()
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Time, level, who and what."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
+            "level": record.levelname.lower(),
+            "from": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
 def _check(config: Config, file: _File, path: Path) -> None:
     names = config.network.devices
     if not names or len(set(names)) < len(names):
@@ -112,12 +169,15 @@ def _check(config: Config, file: _File, path: Path) -> None:
         raise ConfigError(f"'{file.name}' is not among network.devices {list(names)}; add it there, for all parties.")
     if config.privacy.parents:
         raise ConfigError(
-            "earlier runs are the server's to name, got privacy.parents for all; set `parents` in its file."
+            "only the server may name earlier runs, got privacy.parents in the agreed run; set `parents` in the "
+            "server's file."
         )
     if file.server and file.parents:
         raise ConfigError(f"{path} is a device's file, got `parents`; only the server has the ledgers of earlier runs.")
     if not config.data.holdout:
-        raise ConfigError("data.holdout must be above 0 in the agreed run: the records that are tested on, e.g. 0.2.")
+        raise ConfigError(
+            "data.holdout, the share of records that are tested on, must be above 0 in the agreed run; set e.g. 0.2."
+        )
 
 
 def _toml(path: Path) -> dict[str, Any]:

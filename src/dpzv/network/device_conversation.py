@@ -1,0 +1,181 @@
+"""What a device answers to what the server says, from the first hello to the goodbye, over however many links."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpzv.config import Config, per_device
+from dpzv.declarations import start_facts
+from dpzv.errors import ConfigError, PeerError
+from dpzv.network.device_folder import DeviceFolder, DeviceState
+from dpzv.network.wire import PART, Ask, Control, Done, Ids, Rows, Welcome, hello, pack, pack_message
+from dpzv.protocol.codec import Codec
+from dpzv.protocol.device import Device
+from dpzv.protocol.messages import Evaluation, Message, Release
+from dpzv.runtime.assemble_device import codec_of, make_device, uplink_of
+from dpzv.runtime.device_networks import make_network
+from dpzv.runtime.run_plan import device_plan, noise_of, sizes_of
+
+__all__ = ["Conversation", "FeatureRecords"]
+
+LOG = logging.getLogger("dpzv.device")
+OVERHEAD = 64
+"""Bytes of a frame beside its embeddings, at most."""
+
+
+class FeatureRecords(msgspec.Struct, frozen=True):
+    """A device's own records: hashed ids uint8 [n, 16] and features [n, d_m]."""
+
+    hashes: NDArray[np.uint8]
+    x: NDArray[Any]
+
+
+class Conversation:
+    """A device between its features, its folder and its server's words; it sends nothing itself.
+
+    `device` and `codec` are there once the server has named the rows, `m` once it has said who this device is.
+    """
+
+    def __init__(self, config: Config, features: FeatureRecords, folder: DeviceFolder) -> None:
+        self._config, self._features, self._folder = config, features, folder
+        self._M, self._D = len(config.network.devices), 0
+        self._hashes = features.hashes.tobytes()
+        self.device: Device | None = None
+        self.codec: Codec | None = None
+        self.run_id, self.m = "", 0
+        self._saved = time.monotonic()
+
+    def hello(self) -> bytes:
+        """The frame that a link begins with. The server answers with everything that this device has missed."""
+        if self.device is not None:
+            self.device.waiting = False  # the server sends the release of the last batch again, or asks for the batch
+        state = self._state() if self.device is not None else self._folder.state()
+        return pack(hello(self._config, state.run_id, state.position, self._hashes))
+
+    def answers(self, message: Control | Message) -> Iterator[bytes]:
+        """Do what the server says, and give the frames to send for it, each to be sent before the next is made."""
+        device, codec = self.device, self.codec
+        if isinstance(message, Welcome):
+            yield from self._welcomed(message)
+        elif isinstance(message, Rows) and self.m:
+            if device is None:
+                self.build(message)
+        elif device is None or codec is None:
+            raise PeerError(f"the server sent {type(message).__name__} before the rows; it is closed.")
+        elif isinstance(message, Release) and device.waiting:
+            device.receive(message)
+            yield pack_message(codec, device.upload())
+            device.prepare()
+        elif isinstance(message, Release):
+            device.replay(message)
+        elif isinstance(message, Ask) and (message.what != "rounds" or not device.waiting):
+            yield from self._asked(message, device, codec)
+        else:
+            raise PeerError(f"the server sent {type(message).__name__} out of turn; it is closed.")
+        if self.device is not None and time.monotonic() - self._saved > self._config.runtime.checkpoint_seconds:
+            self.save()
+
+    def save(self) -> None:
+        """Write the checkpoint, if there is anything to keep."""
+        if self.device is not None:
+            self._folder.save(self.device, self._state())
+            self._saved = time.monotonic()
+
+    def finish(self) -> None:
+        """Keep the weights: the run is over."""
+        self.save()
+        if self.device is not None:
+            self._folder.keep_weights(self.device)
+
+    def build(self, rows: Rows) -> None:
+        """This device's part of the run, at its start or at its checkpoint."""
+        train, test = self._own_rows(rows.train), self._own_rows(rows.test)
+        try:
+            self._make(self._config, len(train), self._features.x[train], self._features.x[test], rows.mu_start)
+        except ConfigError as error:
+            raise PeerError(f"the server's rows do not fit this run ({error}); it is closed.") from None
+        LOG.info("this is device %d: %d train records", self.m, len(train))
+        if not self._folder.has_state:
+            self.save()  # a start with noise of its own is drawn once
+
+    def _welcomed(self, message: Welcome) -> Iterator[bytes]:
+        if not 1 <= message.m <= self._M:
+            raise PeerError(
+                f"the server says that this is device {message.m}, but the run has {self._M} devices; it is closed."
+            )
+        self.m, self.run_id = message.m, message.run_id or self.run_id
+        if message.mode == "predict" and self.device is None:
+            self._build_to_predict()
+        if message.needs_ids:
+            yield pack(Ids(self._hashes))
+
+    def _asked(self, message: Ask, device: Device, codec: Codec) -> Iterator[bytes]:
+        if message.what == "rounds":
+            yield pack_message(codec, device.upload())
+            return
+        if message.what == "fill":
+            for chunk in device.fill(max(0, message.start)):
+                yield pack_message(codec, chunk)
+        elif message.what == "evaluate":
+            for part in device.evaluate():
+                yield pack_message(codec, part)
+        else:
+            rows = torch.from_numpy(self._features.x[self._own_rows(message.rows)])
+            width = per_device("devices.embedding", self._config.devices.embedding, self._M)[self.m - 1]
+            row = Evaluation(self.m, 0, np.empty((1, width), np.float32))
+            for part in device.embed(rows, max(1, (PART - OVERHEAD) // codec.payload_bytes(row))):
+                yield pack_message(codec, part)
+        yield pack(Done(message.what))
+
+    def _build_to_predict(self) -> None:
+        """This device as it was trained, for whatever records its file holds now."""
+        D = self._folder.state().D
+        if not D:
+            raise PeerError("this device has no trained weights in its folder, so it cannot take part in predictions.")
+        few = self._features.x[:64]  # only the shapes count, since the weights are loaded
+        starts = per_device("devices.start", self._config.devices.start, self._M)
+        plain = tuple("random" if start_facts(start).reads or start_facts(start).private else start for start in starts)
+        change = msgspec.structs.replace
+        config = change(self._config, devices=change(self._config.devices, start=plain))
+        self._make(config, D, few, few[:0])
+
+    def _make(
+        self, config: Config, D: int, x_train: NDArray[Any], x_test: NDArray[Any], mu_start: float = math.inf
+    ) -> None:
+        """The device, with the weights of its checkpoint if there is one; its start may cost `mu_start`."""
+        m, M, noise = self.m, self._M, noise_of(config)
+        plan = device_plan(config, m, M, D)
+        if plan is not None and start_facts(plan.starts[m - 1]).private:
+            if not mu_start <= plan.mu_start[m - 1]:  # never less noise than this party would take by itself
+                mu_start = plan.mu_start[m - 1]
+            if not mu_start > 0:
+                raise PeerError(f"the server must leave more than 0 to a private start, got {mu_start}; it is closed.")
+            costs = (*plan.mu_start[: m - 1], mu_start, *plan.mu_start[m:])
+            plan = msgspec.structs.replace(plan, mu_start=costs)
+        network = make_network(config, m, M, x_train, plan, noise)
+        x, uplink = (torch.from_numpy(x_train), torch.from_numpy(x_test)), uplink_of(config, plan, noise)
+        made = make_device(config, m, network, *x, sizes_of(config, D, M), uplink)
+        self.device, self.codec, self._D = made[0], codec_of(config, m, M), D
+        if self._folder.has_state:
+            self.run_id = self._folder.restore(self.device).run_id
+
+    def _own_rows(self, data: bytes) -> NDArray[np.int64]:
+        """Row numbers of this device's file; anything else closes the server."""
+        n = len(self._features.x)
+        rows = np.frombuffer(data, np.int64) if len(data) % 8 == 0 else np.array([-1])
+        if len(rows) and not 0 <= rows.min() <= rows.max() < n:
+            raise PeerError(f"the server may name rows 0 to {n - 1} of this device's file, got others; it is closed.")
+        return rows
+
+    def _state(self) -> DeviceState:
+        assert self.device is not None
+        return DeviceState(self.run_id, self.device.position, self._D)

@@ -1,0 +1,77 @@
+"""A device's own folder: its checkpoint while it trains, and its weights once the run is finished.
+
+state.safetensors  weights/device-M.safetensors
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import safetensors
+import torch
+
+from dpzv.durable import write_tensors
+from dpzv.errors import DataError
+from dpzv.protocol.device import Device
+
+__all__ = ["DeviceFolder", "DeviceState"]
+
+
+class DeviceState(msgspec.Struct, frozen=True):
+    """The run that a device's weights belong to (empty: none yet), its batches so far, and its train records."""
+
+    run_id: str = ""
+    position: int = 0
+    D: int = 0
+
+
+class DeviceFolder:
+    """The files of one device."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, path / "state.safetensors"
+
+    @property
+    def has_state(self) -> bool:
+        """Whether there is a checkpoint."""
+        return self._file.exists()
+
+    def state(self) -> DeviceState:
+        """How far the weights of the checkpoint are."""
+        if not self.has_state:
+            return DeviceState()
+        with self._opened() as file:
+            return msgspec.json.decode(file.metadata()["state"], type=DeviceState)
+
+    def save(self, device: Device, state: DeviceState) -> None:
+        """Write the checkpoint, atomically."""
+        write_tensors(self._file, _tensors(device), {"state": msgspec.json.encode(state).decode()})
+
+    @torch.no_grad()
+    def restore(self, device: Device) -> DeviceState:
+        """Put the weights of the checkpoint into the device; how far they are."""
+        with self._opened() as file:
+            for name, tensor in _tensors(device).items():
+                tensor.copy_(file.get_tensor(name))
+        state = self.state()
+        device.position = state.position
+        return state
+
+    def keep_weights(self, device: Device) -> None:
+        """Write the final w_m."""
+        path = self._path / "weights" / f"device-{device.m}.safetensors"
+        write_tensors(path, device.method.network.state_dict(), {})
+
+    def _opened(self) -> Any:
+        try:
+            return safetensors.safe_open(self._file, "pt")
+        except (safetensors.SafetensorError, OSError) as error:
+            raise DataError(f"{self._file} is not the state of a device ({error}); give an empty folder.") from None
+
+
+def _tensors(device: Device) -> dict[str, torch.Tensor]:
+    # Format of the checkpoint: these names, and the order of the velocities, which is that of the parameters.
+    tensors = {f"network.{name}": tensor for name, tensor in device.method.network.state_dict().items()}
+    return tensors | {f"velocity.{i}": tensor for i, tensor in enumerate(device.method.velocity)}

@@ -1,0 +1,336 @@
+"""gRPC streams with mutual TLS: both sides show a certificate of the federation's authority, or there is no link.
+
+A dead or frozen peer is found within seconds by pings, which wait behind whatever is already on its way. So little may
+be on its way at once: a long frame is sent in parts, and gRPC is kept from widening its window. Nothing outside this
+file imports grpc.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from dpzv.errors import ConfigError, DpzvError, PeerError
+from dpzv.network.identity import party_name
+from dpzv.network.keyfiles import Credentials, read_party_keys, renewal
+from dpzv.network.transport import LinkLost, Stream
+from dpzv.network.wire import PART
+from dpzv.protocol.codec import MAX_FRAME
+
+__all__ = [
+    "GrpcConnector",
+    "GrpcListener",
+    "GrpcStream",
+    "channel_credentials",
+    "open_stream",
+    "peer_option",
+    "refusals_logged",
+    "server_credentials",
+]
+
+LOG = logging.getLogger("dpzv.server")
+
+METHOD = "/dpzv.Session/Run"
+
+_OPTIONS = [
+    ("grpc.max_send_message_length", MAX_FRAME + 1),
+    ("grpc.max_receive_message_length", MAX_FRAME + 1),
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),  # without it a frozen peer went unnoticed for 45 s
+    ("grpc.http2.bdp_probe", 0),  # with it a bulk transfer over a lossy link held pings up for more than 4 s
+    ("grpc.http2.lookahead_bytes", 1 << 17),  # by default the last bytes of a batch of 64 KiB wait for a round trip
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+]
+
+_GONE = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+"""What gRPC raises when the other side is gone."""
+
+# Format of the wire: a message that begins with one of these is a part of a longer frame.
+_MORE, _LAST = b"+", b"."
+
+_HANDSHAKE_FAILED = re.compile(
+    rb"ssl_transport_security\S* Handshake failed with error .*OPENSSL_internal:(\w+)(?:: (.*))?"
+)
+_REASONS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it showed no certificate",
+    "unable to get local issuer certificate": "its certificate is of another authority",
+    "certificate has expired": "its certificate has expired",
+    "certificate is not yet valid": "its certificate is not valid yet",
+}
+
+
+class GrpcStream:
+    """A stream over a gRPC call.
+
+    A frame of more than `PART` bytes goes as several messages: all but the last begin with '+', the last with '.'.
+    """
+
+    def __init__(self, raw: Any, server: str = "") -> None:
+        """`raw` is the call; `server` is the name in the server's certificate, at the device's side."""
+        self.raw, self._server = raw, server
+
+    @property
+    def peer_name(self) -> str:
+        """The name in the other side's certificate, which the handshake has verified."""
+        return self._server or _client_name(self.raw)
+
+    async def read(self) -> bytes | None:
+        """The next frame, or `None` once the other side has ended the stream."""
+        try:
+            message = await self.raw.read()
+            if message is grpc.aio.EOF:
+                return None
+            if message[:1] != _MORE:
+                whole: bytes = message
+                return whole
+            parts, size = [], 0
+            while message is not grpc.aio.EOF:
+                parts.append(memoryview(message)[1:])
+                size += len(message) - 1
+                if size > MAX_FRAME or message[:1] not in (_MORE, _LAST):
+                    raise PeerError(
+                        f"a frame in parts must have '+' or '.' before each part and at most {MAX_FRAME} bytes, "
+                        f"got {message[:1]!r} and {size} bytes; the peer is closed."
+                    )
+                if message[:1] == _LAST:
+                    return b"".join(parts)
+                message = await self.raw.read()
+            return None
+        except _GONE as error:
+            raise LinkLost(_short(error)) from error
+
+    async def write(self, frame: bytes) -> None:
+        """Send a frame."""
+        try:
+            if len(frame) <= PART:
+                await self.raw.write(frame)
+                return
+            for start in range(0, len(frame), PART - 1):
+                mark = _MORE if start + PART - 1 < len(frame) else _LAST
+                await self.raw.write(mark + frame[start : start + PART - 1])
+        except _GONE as error:
+            raise LinkLost(_short(error)) from error
+
+    async def close(self) -> None:
+        """Say that nothing more comes; at the device's side."""
+        try:
+            await self.raw.done_writing()
+        except _GONE as error:
+            raise LinkLost(_short(error)) from error
+
+
+class GrpcListener:
+    """A server at `address` (``host:port``; port 0: any free one), with the certificate of its files."""
+
+    def __init__(self, address: str, credentials: Credentials) -> None:
+        self._asked, self._credentials = address, credentials
+        self._server: grpc.aio.Server | None = None
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        """The port; 0 before it has started."""
+        return f"port {self.port}"
+
+    async def start(self, talk: Callable[[Stream], Awaitable[None]]) -> None:
+        """Run `talk` for every stream of a device from now on."""
+
+        async def run(_: Any, context: Any) -> None:
+            await talk(GrpcStream(context))
+
+        handler = grpc.stream_stream_rpc_method_handler(run)
+        service, method = METHOD.strip("/").split("/")
+        server = self._server = grpc.aio.server(options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+        try:
+            port = server.add_secure_port(self._asked, server_credentials(self._credentials))
+        except RuntimeError as error:
+            raise PeerError(
+                f"{self._asked} cannot be listened on ({error}); choose another `listen` address."
+            ) from None
+        await server.start()
+        self.port = port
+
+    async def stop(self, seconds: float) -> None:
+        """Let nobody in any more, and end the streams that are left after `seconds`."""
+        if self._server is not None:
+            await self._server.stop(grace=seconds)
+
+
+class GrpcConnector:
+    """How a device with these files reaches the party called `server` at `address` (``host:port``)."""
+
+    def __init__(self, address: str, credentials: Credentials, server: str) -> None:
+        self._address, self._credentials, self._server = address, credentials, server
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[GrpcStream]:
+        """A new stream, with the certificate as it is on the disk now; nothing is sent yet."""
+        channel, stream = open_stream(self._address, channel_credentials(self._credentials), self._server)
+        try:
+            yield stream
+        finally:
+            await channel.close()
+
+
+def open_stream(address: str, credentials: grpc.ChannelCredentials, server: str) -> tuple[grpc.aio.Channel, GrpcStream]:
+    """A channel to the party called `server` at `address`, and one stream on it; nothing is sent yet."""
+    channel = grpc.aio.secure_channel(address, credentials, options=[*_OPTIONS, peer_option(server)])
+    return channel, GrpcStream(channel.stream_stream(METHOD)(), server)
+
+
+def peer_option(name: str) -> tuple[str, str]:
+    """The channel option that demands the certificate of party `name` from the server, whatever its address is.
+
+    Without it the address decides, and any party whose certificate is for that address could pose as the server.
+    """
+    return ("grpc.ssl_target_name_override", party_name(name))
+
+
+def channel_credentials(credentials: Credentials) -> grpc.ChannelCredentials:
+    """What a client connects with, read from the files now.
+
+    A channel keeps them for its own reconnects: make a new channel at each connect, to use a renewed certificate.
+    """
+    pair = read_party_keys(credentials)
+    return grpc.ssl_channel_credentials(
+        root_certificates=pair.ca, private_key=pair.key, certificate_chain=pair.certificate
+    )
+
+
+def server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
+    """What one listener listens with: clients must show a valid certificate of the same authority.
+
+    The files are looked at whenever a client connects: a renewed certificate is used from the next connection on.
+    Files that do not fit together then (half copied, expired) are not taken; the log says why.
+    """
+    fetcher = _Fetcher(credentials)
+    return grpc.dynamic_ssl_server_credentials(
+        fetcher.configuration(), fetcher.renewed, require_client_authentication=True
+    )
+
+
+class _Fetcher:
+    """What gRPC asks at every new connection, from a thread of its own: is there another certificate now?"""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._used = self._stamps()  # before reading, so that a change while reading is seen the next time
+        self._pair = read_party_keys(credentials)
+        self._told: object = None
+        self._lock = threading.Lock()
+
+    def configuration(self) -> grpc.ServerCertificateConfiguration:
+        """The pair in use, as gRPC wants it."""
+        pair = self._pair
+        return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], root_certificates=pair.ca)
+
+    def renewed(self) -> Any:
+        """The new configuration if the files changed and fit together, else None: go on with the old one."""
+        with self._lock:
+            stamps = self._stamps()
+            if stamps != self._used:
+                try:
+                    self._pair = read_party_keys(self._credentials)
+                except DpzvError as error:
+                    self._tell(stamps, f"{error} Until then the certificate read before stays in use.")
+                else:
+                    self._used = stamps
+                    LOG.info("%s was renewed, valid until %s.", self._credentials.certificate, self._pair.until)
+                    return self.configuration()
+            elif datetime.now(UTC) > self._pair.until:
+                expired = f"expired on {self._pair.until:%Y-%m-%d %H:%M} UTC"
+                self._tell(self._pair.until, renewal(self._credentials, self._pair.name, expired))
+            return None
+
+    def _tell(self, what: object, sentence: str) -> None:
+        """Say it once, not at every connection."""
+        if self._told != what:
+            self._told = what
+            LOG.error("%s", sentence)
+
+    def _stamps(self) -> list[tuple[int, ...]]:
+        """What changes when one of the files is replaced, rewritten or made readable."""
+        stamps: list[tuple[int, ...]] = []
+        for path in (self._credentials.certificate, self._credentials.key, self._credentials.ca):
+            try:
+                found = path.stat()
+                stamps.append((found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+            except OSError:
+                stamps.append(())
+        return stamps
+
+
+def _client_name(context: Any) -> str:
+    """The name in the client's certificate; refuses a call without one."""
+    found: Iterable[bytes] = context.auth_context().get("x509_common_name", ())
+    names = [name.decode(errors="replace") for name in found]
+    if len(names) != 1:
+        raise PeerError(
+            f"the peer at {context.peer()} must show a certificate with one name, it has {len(names)}; "
+            "connect with the files of `dpzv keys issue`."
+        )
+    try:
+        return party_name(names[0])
+    except ConfigError as error:
+        raise PeerError(f"the certificate of the peer at {context.peer()} is not a party's: {error}") from None
+
+
+def _short(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return f"{type(error).__name__}: {error}"
+
+
+def _handshake_refusal(line: bytes) -> str | None:
+    """What a line that gRPC writes says about a refused handshake, or `None` if it is about something else."""
+    found = _HANDSHAKE_FAILED.search(line)
+    if found is None:
+        return None
+    name, detail = found[1].decode(), (found[2] or b"").decode(errors="replace").strip()
+    reason = _REASONS.get(name) or _REASONS.get(detail) or f"{name.lower().replace('_', ' ')}, {detail}"
+    return f"a connection was refused in its TLS handshake: {reason}; `dpzv keys show` tells what a certificate says."
+
+
+@contextmanager
+def refusals_logged() -> Iterator[None]:
+    """Log refused handshakes, which gRPC tells of on standard error alone; other lines stay on standard error.
+
+    The log may itself go to standard error, so the event loop writes it, never the thread that must keep reading.
+    """
+    loop, before = asyncio.get_running_loop(), os.dup(2)
+    reading, writing = os.pipe()
+    os.dup2(writing, 2)
+    os.close(writing)
+
+    def read() -> None:
+        with os.fdopen(reading, "rb") as lines:
+            for line in lines:
+                told = _handshake_refusal(line)
+                if told is None:
+                    os.write(before, line)
+                else:
+                    loop.call_soon_threadsafe(LOG.warning, "%s", told)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)  # the pipe has no writer now, so the reader comes to its end
+        reader.join(5)
+        os.close(before)

@@ -1,0 +1,172 @@
+"""What parties talk over, whatever carries it: streams of frames from devices that connect to a server that listens.
+
+Another transport is one new file with a `Listener` and a `Connector`; `grpc_transport` is the one over networks,
+`memory_transport` the one inside a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Protocol
+
+from dpzv.errors import PeerError
+from dpzv.network.wire import Control, Stop, pack
+
+__all__ = [
+    "GOODBYE_SECONDS",
+    "IDS_SECONDS",
+    "LONGEST_PAUSE",
+    "Connector",
+    "LinkLost",
+    "Listener",
+    "Peer",
+    "Peers",
+    "Stream",
+    "next_frame",
+    "read_to_the_end",
+]
+
+LONGEST_PAUSE = 30.0
+"""Seconds between two attempts of a device to connect, at most."""
+
+IDS_SECONDS = 600.0
+"""How long a device may take to send its ids: a million over a slow line."""
+
+GOODBYE_SECONDS = 5.0
+"""How long a party waits for the other side's last frames once one of them has said goodbye."""
+
+
+class LinkLost(Exception):
+    """The other side is gone or cannot be reached, or was silent for too long; the text says what is known."""
+
+
+class Stream(Protocol):
+    """Frames both ways: each arrives whole and once, in the order sent. One reader and one writer at a time a side.
+
+    The devices' side ends it with `close`, the server's by returning from what it was given to `Listener.start`.
+    """
+
+    @property
+    def peer_name(self) -> str:
+        """The verified name of the party at the other end; a `PeerError` if it has none that a party can have."""
+
+    async def read(self) -> bytes | None:
+        """The next frame, or `None` once the other side has ended the stream.
+
+        Raises `LinkLost`, or a `PeerError` for a frame of more than `MAX_FRAME` bytes.
+        """
+
+    async def write(self, frame: bytes) -> None:
+        """Send a frame; may wait until the other side reads. Raises `LinkLost`."""
+
+    async def close(self) -> None:
+        """Say that nothing more comes from this side; reading goes on. Raises `LinkLost`."""
+
+
+class Connector(Protocol):
+    """How a device reaches its server; the transport makes sure that nobody else answers."""
+
+    def connect(self) -> AbstractAsyncContextManager[Stream]:
+        """A new stream to the server; the link ends with the context. Raises `LinkLost`, at once or when it is used."""
+
+
+class Listener(Protocol):
+    """How a server is reached by its devices."""
+
+    @property
+    def address(self) -> str:
+        """Where it listens, for the log; known once it has started."""
+
+    async def start(self, talk: Callable[[Stream], Awaitable[None]]) -> None:
+        """Run `talk` for every stream that a device opens from now on; it may be cancelled when a device is lost."""
+
+    async def stop(self, seconds: float) -> None:
+        """Let nobody in any more, and end the streams that are left after `seconds`."""
+
+
+async def next_frame(stream: Stream, seconds: float) -> bytes:
+    """The next frame of a stream that should go on; `LinkLost` if it ends here, or if nothing comes in time."""
+    try:
+        frame = await asyncio.wait_for(stream.read(), seconds)
+    except TimeoutError:
+        raise LinkLost(f"nothing came for {seconds:g} s") from None
+    if frame is None:
+        raise LinkLost("the stream ended without a goodbye")
+    return frame
+
+
+async def read_to_the_end(stream: Stream, hear: Callable[[bytes], object] = len) -> None:
+    """Read what a closed peer still sends: if its stream ended while it writes, it would never read why."""
+    with suppress(PeerError, LinkLost, TimeoutError):
+        async with asyncio.timeout(GOODBYE_SECONDS):
+            while (frame := await stream.read()) is not None:
+                hear(frame)
+
+
+class Peer:
+    """Device m, connected to the server by one stream."""
+
+    def __init__(self, m: int, stream: Stream) -> None:
+        self.m, self.stream = m, stream
+        self._writing = asyncio.Lock()
+        self.closed = asyncio.Event()
+        self.introduced = False  # whether it knows its rows and has all its releases, and so can be asked for things
+
+    async def send(self, frame: bytes) -> bool:
+        """Send a frame; false if the device is gone."""
+        async with self._writing:
+            if self.closed.is_set():
+                return False
+            try:
+                await self.stream.write(frame)
+            except LinkLost:
+                self.closed.set()
+                return False
+        return True
+
+    async def tell(self, control: Control) -> bool:
+        """Send a control message; false if the device is gone."""
+        return await self.send(pack(control))
+
+    async def close(self, reason: str, *, final: bool = False) -> None:
+        """Say goodbye with the reason, and send nothing more."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.tell(Stop(reason, final)), 5)
+        self.closed.set()
+
+
+class Peers:
+    """The devices that are connected to the server. `changed` is set whenever one comes or goes."""
+
+    def __init__(self) -> None:
+        self._here: dict[int, Peer] = {}
+        self.changed = asyncio.Event()
+
+    async def attach(self, m: int, stream: Stream) -> Peer:
+        """Device m has come; an older stream of the same device is closed."""
+        older = self._here.pop(m, None)
+        if older is not None:
+            await older.close("the same device connected again")
+        peer = self._here[m] = Peer(m, stream)
+        self.changed.set()
+        return peer
+
+    def detach(self, peer: Peer) -> None:
+        """The device of this stream has gone, unless it is back by another stream already."""
+        peer.closed.set()
+        if self._here.get(peer.m) is peer:
+            del self._here[peer.m]
+        self.changed.set()
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    def present(self) -> list[Peer]:
+        """All that are connected and can be asked for things."""
+        return [peer for peer in self._here.values() if peer.introduced]
+
+    def everybody(self) -> list[Peer]:
+        """All that are connected."""
+        return list(self._here.values())
