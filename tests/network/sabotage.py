@@ -14,18 +14,18 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 import dpzv.network.device_conversation
-import dpzv.network.rounds
 import dpzv.runtime.checkpoint
 import dpzv.runtime.journal
 from dpzv.network.alignment_state import AlignmentState
+from dpzv.network.arrivals import Arrivals
 from dpzv.network.grpc_transport import GrpcConnector
-from dpzv.network.session import Session
 from dpzv.network.transport import Peer, Stream
 from dpzv.privacy.ledger import Ledger
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Evaluation, Fill, Release
 from dpzv.runtime.gate import Gate
 from dpzv.runtime.run_folder import RunFolder
+from dpzv.runtime.server_run import ServerRun
 
 PART = 500
 """Rows of a part of a fill or an evaluation, so that there is something between parts."""
@@ -35,11 +35,11 @@ WORDS = {"f": "fill", "e": "batch", "v": "test rows", "r": "release"}
 MOMENTS: dict[str, tuple[Any, str, Literal["before", "after"]]] = {
     # at the server
     "ids arrive": (AlignmentState, "take", "before"),
-    "records are aligned": (Session, "__init__", "before"),
-    "a part of the fill arrives": (Session, "fill", "before"),
-    "a fill is complete": (Session, "fill_ends", "after"),
-    "test rows arrive": (dpzv.network.rounds.Rounds, "evaluation", "before"),
-    "a batch arrives": (dpzv.network.rounds.Rounds, "arrived", "before"),
+    "records are aligned": (ServerRun, "__init__", "before"),
+    "a part of the fill arrives": (ServerRun, "fill", "before"),
+    "a fill is complete": (ServerRun, "fill_ends", "after"),
+    "test rows arrive": (Arrivals, "evaluation", "before"),
+    "a batch arrives": (Arrivals, "arrived", "before"),
     "the gate is asked": (Gate, "submit", "before"),
     "noised, not stored": (Gate, "submit", "after"),
     "stored, not sent": (Ledger, "flush", "after"),

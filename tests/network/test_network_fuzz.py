@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from dpzv.config import Config
 from dpzv.errors import PeerError
+from dpzv.network.arrivals import Arrivals, open_run
 from dpzv.network.device_conversation import Conversation
 from dpzv.network.memory_transport import MemoryListener, MemoryStream
 from dpzv.network.server_party import ServerParty
-from dpzv.network.session import Session
 from dpzv.network.transport import LinkLost, Peer, next_frame
 from dpzv.network.wire import Ask, Control, Done, Hello, Ids, Rows, Stop, Welcome, hello, pack, pack_message, unpack
 from dpzv.protocol.codec import Codec
@@ -216,10 +216,9 @@ class Machines:
         self.server: ServerParty = parties.server(config, out / "server")
         for m, features in enumerate(parties.features, 1):
             self.server._alignment.take(m, features.hashes.tobytes())
-        self.session = Session(
-            config, parties.labels, self.server._alignment, self.server._folder, self.server._peers, stack
-        )
-        self.server._session = self.session
+        self.run = stack.enter_context(open_run(config, self.server._alignment, self.server._folder))
+        self.arrivals = Arrivals(self.run, self.server._peers)
+        self.server._run, self.server._arrivals = self.run, self.arrivals
         self.talk: Conversation = parties.device(config, self.m, out / "device").conversation
         self.first_ids = parties.features[self.m - 1].hashes.tobytes()
         self.config = config
@@ -228,14 +227,14 @@ class Machines:
     def start(self) -> None:
         """The device learns its rows."""
         for message in (
-            Welcome(self.m, self.session.ledger.run_id, "train", False),
+            Welcome(self.m, self.run.ledger.run_id, "train", False),
             self.server._alignment.rows(self.m),
         ):
             assert list(self.talk.answers(message)) == []
 
     def valid(self) -> list[bytes]:
         """What would be right to send now, both ways."""
-        codec, position = self.session.codecs[self.m - 1], self.session.server.positions[self.m - 1]
+        codec, position = self.run.codecs[self.m - 1], self.run.server.positions[self.m - 1]
         device = self.talk.device
         assert device is not None
         messages = (
@@ -243,24 +242,24 @@ class Machines:
             Embeddings(self.m, position, (rows_of(B, 2), rows_of(B, 3))),
             Fill(self.m, 8, rows_of(20, 2)),
             Evaluation(self.m, 4, rows_of(20, 3)),
-            Release(self.session.server.t + 1, self.m, device.position, np.array([0.25])),
-            Release(self.session.server.t + 1, self.m, device.position, np.array([-1.5])),
+            Release(self.run.server.t + 1, self.m, device.position, np.array([0.25])),
+            Release(self.run.server.t + 1, self.m, device.position, np.array([-1.5])),
         )
         return [*(pack_message(codec, message) for message in messages), *map(pack, CONTROLS)]
 
     def progress(self) -> tuple[int, int]:
         """Rounds at the server, and releases that the device has applied."""
         assert self.talk.device is not None
-        return self.session.server.t, self.talk.device.position
+        return self.run.server.t, self.talk.device.position
 
     def server_state(self) -> bytes:
         """Everything at the server that a device's frame could change."""
-        session, server, rounds = self.session, self.session.server, self.session.rounds
+        run, server, arrivals = self.run, self.run.server, self.arrivals
         digest = hashlib.sha256(server.table.h.numpy().tobytes())
         digest.update(server.table.times.tobytes())
-        seen = [server.t, server.positions, server.times, server.delays, session.begun]
-        seen += [session.ledger.releases, session.ledger.last_t, session.ledger.unit_mu_squared, session.journal.meter]
-        seen += [sorted(rounds._waiting), sorted(session.filled), sum(map(len, rounds._incoming.values()))]
+        seen = [server.t, server.positions, server.times, server.delays, run.begun]
+        seen += [run.ledger.releases, run.ledger.last_t, run.ledger.unit_mu_squared, run.journal.meter]
+        seen += [sorted(arrivals._waiting), sorted(run._filled), sum(map(len, arrivals._incoming.values()))]
         digest.update(repr(seen).encode())
         return digest.digest()
 
@@ -275,9 +274,9 @@ class Machines:
 
     async def server_takes(self, frame: bytes, *, begun: bool, asked: bool) -> None:
         """One frame of the device through the server's dispatch and, if it is a batch, through its round."""
-        session, rounds = self.session, self.session.rounds
-        session.begun = begun
-        rounds._incoming = {self.m: []} if asked else {}
+        run, arrivals = self.run, self.arrivals
+        run.begun = begun
+        arrivals._incoming = {self.m: []} if asked else {}
         _, there = await spoken(frame)
         before, peer = self.server_state(), Peer(self.m, there)
         try:
@@ -288,12 +287,11 @@ class Machines:
             return
         except LinkLost:  # the stream has ended, so the frame before was taken
             pass
-        batch = rounds._waiting.pop(self.m, None)
+        batch = arrivals._waiting.pop(self.m, None)
         if batch is not None:
-            rounds._round(batch)
-            rounds._close()
+            run.close(run.begin(batch.message, batch.frame))
             assert not peer.closed.is_set()
-            assert session.server.positions[self.m - 1] > batch.message.position
+            assert run.server.positions[self.m - 1] > batch.message.position
 
     def device_takes(self, frame: bytes) -> None:
         """One frame of the server through the device's dispatch."""
@@ -307,7 +305,7 @@ class Machines:
         except PeerError:
             assert self.device_state() == before, frame[:80]
             self.refused += 1
-        talk.m, talk.run_id = self.m, self.session.ledger.run_id
+        talk.m, talk.run_id = self.m, self.run.ledger.run_id
         device.waiting = not device.waiting
 
     async def throw(self, frame: bytes, draw: random.Random) -> None:
@@ -348,9 +346,9 @@ async def storm(machines: Machines, n: int, seed: int) -> None:
         await machines.throw(frame, draw)
         slowest = max(slowest, time.perf_counter() - began)
         if i == n // 5:
-            machines.session.ledger.flush()
+            machines.run.ledger.flush()
             held = resident()
-    machines.session.ledger.flush()
+    machines.run.ledger.flush()
     assert slowest < SLOWEST
     assert resident() - held < GROWTH
     # mutations that nothing notices, or after which nothing works any more, would test nothing
@@ -361,7 +359,7 @@ async def storm(machines: Machines, n: int, seed: int) -> None:
 def test_valid_frames_are_taken(machines: Machines) -> None:
     """The frames that are mutated below are right before they are."""
     valid = machines.valid()
-    before = machines.session.server.t, machines.session.server.positions[machines.m - 1]
+    before = machines.run.server.t, machines.run.server.positions[machines.m - 1]
 
     async def take() -> None:
         await machines.server_takes(valid[0], begun=True, asked=False)
@@ -371,7 +369,7 @@ def test_valid_frames_are_taken(machines: Machines) -> None:
     machines.refused = 0
     asyncio.run(take())
     assert machines.refused <= 1  # a fill after the first round is
-    after = machines.session.server.t, machines.session.server.positions[machines.m - 1]
+    after = machines.run.server.t, machines.run.server.positions[machines.m - 1]
     assert after == (before[0] + 1, before[1] + 1)
 
 
@@ -409,7 +407,7 @@ def test_many_searched_frames_are_taken_or_refused(machines: Machines, seed: int
 
 async def greeted(machines: Machines, draw: random.Random) -> None:
     """A connection from its hello on: it is closed with a reason, or it ends because nothing more comes."""
-    machines.session.begun = True
+    machines.run.begun = True
     machines.server._aligned.set()
     first = pack(hello(machines.config, "", 0, machines.first_ids))
     stranger = draw.random() < 0.05
@@ -417,7 +415,7 @@ async def greeted(machines: Machines, draw: random.Random) -> None:
     here, there = await spoken(*frames, name="nobody" if stranger else NAMES[machines.m - 1])
     before = machines.server_state()
     await machines.server._talk(there)
-    machines.session.rounds._waiting.clear()
+    machines.arrivals._waiting.clear()
     why = await reason(here, there)
     if stranger:
         assert "not a device" in why

@@ -18,6 +18,8 @@ from federation import NAMES, Parties, config_of, serving
 
 from dpzv.config import Config
 from dpzv.errors import PrivacyRefused
+from dpzv.network.alignment_state import AlignmentState
+from dpzv.network.arrivals import open_run
 from dpzv.network.grpc_transport import open_stream, refusals_logged
 from dpzv.network.identity import LOCAL_HOSTS, issue_certificate, make_authority, new_key
 from dpzv.network.keyfiles import load_authority
@@ -25,11 +27,10 @@ from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.server_party import ServerParty
 from dpzv.network.transport import Connector, LinkLost, Stream, next_frame
 from dpzv.network.wire import Ask, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, unpack
+from dpzv.privacy import planning
 from dpzv.privacy.spent import read_ledger
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending
-from dpzv.runtime.gate import Gate
-from dpzv.runtime.run import make_noise, open_ledger
 from dpzv.runtime.run_folder import RunFolder
 
 CONFIG = config_of("head.rule=frozen", "train.rounds=8")
@@ -278,9 +279,23 @@ def test_no_more_is_released_than_was_planned(parties: Parties, tmp_path: Path) 
 def test_a_gate_that_has_released_everything_refuses_the_next(parties: Parties, tmp_path: Path) -> None:
     """As the last line of defence, whatever the rounds of the server do."""
     asyncio.run(asyncio.wait_for(parties.together(CONFIG, tmp_path), 60))
-    fingerprint, plan = read_ledger(tmp_path / "server").data_fingerprint, read_ledger(tmp_path / "server").plan
-    with open_ledger(CONFIG, fingerprint, plan, RunFolder.existing(tmp_path / "server")) as ledger:
-        pending = Pending(9, 1, 2, B, np.zeros(1, np.int64), plan.C / 2**40, B)
+    state = AlignmentState(tmp_path / "server", parties.labels, len(NAMES), CONFIG.data.holdout, B)
+    with open_run(CONFIG, state, RunFolder.existing(tmp_path / "server")) as run:
+        pending = Pending(9, 1, 2, B, np.zeros(1, np.int64), run.plan.C / 2**40, B)
         with pytest.raises(PrivacyRefused, match="8 releases and all are made"):
-            Gate(ledger, make_noise(CONFIG)).submit(pending, bytes(32))
-        assert ledger.releases == 8
+            run.gate.submit(pending, bytes(32))
+        assert run.ledger.releases == 8
+
+
+def test_a_server_does_not_go_on_under_an_accountant_that_plans_less_noise(
+    parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ledger knows the head's z; one calibrated anew, to half the noise, would claim the same epsilon."""
+    config = config_of("train.rounds=8", "head.steps=4")
+    assert asyncio.run(asyncio.wait_for(parties.together(config, tmp_path), 60)) is not None
+    (tmp_path / "server" / "summary.json").unlink()
+    head_noise = planning.head_noise
+    monkeypatch.setattr(planning, "head_noise", lambda *given, **named: head_noise(*given, **named) * 2)
+    server = ServerParty(config, parties.labels, RunFolder.existing(tmp_path / "server"))
+    with pytest.raises(PrivacyRefused, match="the run began with head noise z="):
+        asyncio.run(asyncio.wait_for(server.run(MemoryListener(NAMES)), 20))

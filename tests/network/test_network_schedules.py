@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dpzv.runtime.sides import make_device
 from obstacles import Disk, Link
 from sabotage import Fault
 from safetensors.torch import load_file
@@ -35,8 +34,9 @@ from dpzv.data.schedule import BatchSchedule, holdout
 from dpzv.privacy.events import unit_mu
 from dpzv.privacy.plan import epsilon_spent
 from dpzv.privacy.spent import LedgerView, read_ledger, spent
+from dpzv.runtime.assemble_device import make_device, uplink_of
 from dpzv.runtime.device_networks import make_network
-from dpzv.runtime.run import make_noise
+from dpzv.runtime.run_plan import noise_of, sizes_of
 
 T, N, HOLDOUT = 300, 6000, 0.4
 DEVICES = ["north", "east", "south"]
@@ -285,9 +285,10 @@ def each_release_once(run: Town, settings: dict[str, Any]) -> None:
     for m, name in enumerate(DEVICES, 1):
         heard = set((run.folder / name / "heard.txt").read_text().splitlines())
         assert heard == {f"{t} {to} {position} {Delta.hex()}" for t, to, position, Delta in rows if to == m}, name
-        noise, features = make_noise(config), torch.from_numpy(x)
+        noise, features = noise_of(config), torch.from_numpy(x)
         network = make_network(config, m, len(DEVICES), x, plan, noise)
-        rule = make_device(config, m, network, features, features, plan, noise)[0].method
+        sizes, uplink = sizes_of(config, plan.D, plan.M), uplink_of(config, plan, noise)
+        rule = make_device(config, m, network, features, features, sizes, uplink)[0].method
         for t, to, position, Delta in rows:
             if to == m:
                 rule.update(np.frombuffer(Delta), position=position, t=t)
