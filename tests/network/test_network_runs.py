@@ -24,7 +24,7 @@ from dpzv.privacy.plan import PlanRequest, PrivacyPlan
 from dpzv.privacy.spent import read_ledger, spent
 from dpzv.protocol import device
 from dpzv.protocol.messages import Fill
-from dpzv.runtime import build
+from dpzv.runtime import run_plan
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import run
 
@@ -99,7 +99,7 @@ def test_an_earlier_run_on_the_records_counts_as_spent(parties: Parties, tmp_pat
 
 def test_only_who_adds_noise_calibrates_it(parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a device whose start takes no noise, nor a prediction."""
-    made, plan = [], build.make_plan
+    made, plan = [], run_plan.make_plan
 
     def counted(request: PlanRequest) -> PrivacyPlan:
         made.append(request)
@@ -116,7 +116,7 @@ def test_only_who_adds_noise_calibrates_it(parties: Parties, tmp_path: Path, mon
 
     config = config_of("head.rule=frozen", "train.rounds=8")
     asyncio.run(asyncio.wait_for(parties.together(config, tmp_path), 60))
-    monkeypatch.setattr(build, "make_plan", counted)
+    monkeypatch.setattr(run_plan, "make_plan", counted)
     assert asyncio.run(parties.predicted(config, tmp_path, 5)).shape == (5, 10)
     assert made == []
     assert welcomed(config, "random") == 0
