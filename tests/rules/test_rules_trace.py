@@ -56,11 +56,12 @@ def example(boundary: str, inside: bool) -> list[list[str]]:
     """What is seen of two functions of the package, of which the first calls the second."""
     from dpzv.rng import numpy_generator, seed_of
 
-    with trace.watched(boundary, inside) as found:
+    with trace.Watch(boundary, inside=inside) as watch:
+        watch.begin()
         for _ in range(2):
             numpy_generator("trace", 1)
             seed_of("trace")
-    return [[name for _, name in one if "<" not in name] for one in found]
+    return [[name for _, name in one if "<" not in name] for one in watch.rounds]
 
 
 def test_calls_are_cut_into_rounds() -> None:

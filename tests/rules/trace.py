@@ -14,11 +14,8 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
 
 import dpzv
 
@@ -28,8 +25,10 @@ SIMULATED, ARRIVED = "Simulation.round", "Rounds.arrived"
 DEVICES = 4
 """So many arrivals are one turn of all devices."""
 
+ROUNDS = 120
+
 SETTINGS = (
-    "train.rounds=120",
+    f"train.rounds={ROUNDS}",
     "train.eval_every=1000",
     "noise.source=seeded",
     "runtime.threads=1",
@@ -51,68 +50,80 @@ def simulation() -> list[Hop]:
     tree = recipes.tree("digits")
     for assignment in (*SETTINGS, "head.steps=20"):
         tree = configuration.merge(tree, configuration.set_key(assignment))
-    with tempfile.TemporaryDirectory() as folder, watched(SIMULATED, inside=True) as rounds:
-        start(configuration.parse(tree), Path(folder) / "run", lambda snapshot: True, float("inf"))
-    return steady(rounds)
+    watch = Watch(SIMULATED, inside=True)
+
+    def observe(snapshot: object) -> bool:
+        """Watch from here on, since the run is prepared, and stop it before it ends."""
+        watch.begin()
+        return len(watch.rounds) < ROUNDS // 2
+
+    with tempfile.TemporaryDirectory() as folder, watch:
+        start(configuration.parse(tree), Path(folder) / "run", observe, float("inf"))
+    return steady(watch.rounds)
 
 
 def network() -> list[Hop]:
     """A steady turn of the same recipe between a server and four devices, each over a TLS link of its own."""
     from tests.network.federation import Parties, config_of
 
-    with tempfile.TemporaryDirectory() as keys, tempfile.TemporaryDirectory() as folder:
+    watch = Watch(ARRIVED, inside=False)
+    with tempfile.TemporaryDirectory() as keys, tempfile.TemporaryDirectory() as folder, watch:
         parties = Parties.made(Path(keys))
-        with watched(ARRIVED, inside=False) as arrivals:
-            asyncio.run(parties.together(config_of(*SETTINGS, "head.steps=60"), Path(folder)))
+        watch.begin()
+        asyncio.run(parties.together(config_of(*SETTINGS, "head.steps=60"), Path(folder)))
     # the first and the last arrivals belong to the beginning and the end of the run
-    turns = [arrivals[i : i + DEVICES] for i in range(2 * DEVICES, len(arrivals) - 2 * DEVICES)]
-    return steady([{hop: None for part in turn for hop in part} for turn in turns])
+    arrivals = watch.rounds[2 * DEVICES : -2 * DEVICES]
+    turns = [arrivals[i : i + DEVICES] for i in range(len(arrivals) - DEVICES + 1)]
+    return steady([{hop: None for arrival in turn for hop in arrival} for turn in turns])
 
 
-@contextmanager
-def watched(boundary: str, inside: bool) -> Iterator[list[dict[Hop, None]]]:
-    """Collects the functions that run, a new entry at every call of `boundary`: all up to the next call, or those that
-    it calls itself (`inside`).
+class Watch:
+    """Sees the functions of the package that run between `begin` and the end of its context.
+
+    Every call of the function `boundary` opens a new entry of `rounds`. With `inside` an entry holds what that call
+    calls itself, else all that runs up to the next one.
     """
-    found: list[dict[Hop, None]] = []
-    names: dict[Any, Hop | None] = {}
-    within: list[FrameType] = []
 
-    def profile(frame: FrameType, event: str, argument: Any) -> None:
-        code = frame.f_code
-        if event == "return" and within and within[-1] is frame:
-            within.pop()
-        if event != "call":
-            return
-        if code not in names:
-            path = Path(code.co_filename)
-            names[code] = (path.relative_to(ROOT).as_posix(), code.co_qualname) if path.is_relative_to(ROOT) else None
-        hop = names[code]
+    def __init__(self, boundary: str, *, inside: bool) -> None:
+        self.rounds: list[dict[Hop, None]] = []
+        self._boundary, self._inside = boundary, inside
+        self._open: list[FrameType] = []  # the calls of the boundary that have not returned
+        self._hops: dict[CodeType, Hop | None] = {}
+
+    def begin(self) -> None:
+        """See what this thread does from now on, and every thread that it starts."""
+        threading.setprofile(self._profile)
+        sys.setprofile(self._profile)
+
+    def __enter__(self) -> Watch:
+        self._before = sys.getprofile(), threading.getprofile()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        sys.setprofile(self._before[0])
+        threading.setprofile(self._before[1])
+        if kind is None and not self.rounds:
+            raise LookupError(f"expected calls of {self._boundary}, saw none; name the function that replaced it.")
+
+    def _profile(self, frame: FrameType, event: str, argument: object) -> None:
+        if event == "return" and self._open and self._open[-1] is frame:
+            self._open.pop()
+        hop = self._hop(frame.f_code) if event == "call" else None
         if hop is None:
             return
-        if hop[1] == boundary:
-            found.append({})
-            within.append(frame)
-        if found and (within or not inside):
-            found[-1].setdefault(hop)
+        if hop[1] == self._boundary:
+            self.rounds.append({})
+            self._open.append(frame)
+        if self.rounds and (self._open or not self._inside):
+            self.rounds[-1].setdefault(hop)
 
-    with profiled(profile):
-        yield found
-    if not found:
-        raise LookupError(f"expected calls of {boundary}, saw none; name the function that does its work now.")
-
-
-@contextmanager
-def profiled(profile: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
-    """Sets the profile function of this thread and of all that it starts."""
-    before, before_threads = sys.getprofile(), threading.getprofile()
-    threading.setprofile(profile)
-    sys.setprofile(profile)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
-        threading.setprofile(before_threads)
+    def _hop(self, code: CodeType) -> Hop | None:
+        """Where a function stands, or `None` if it is not of the package."""
+        if code not in self._hops:
+            path = Path(code.co_filename)
+            own = path.is_relative_to(ROOT)
+            self._hops[code] = (path.relative_to(ROOT).as_posix(), code.co_qualname) if own else None
+        return self._hops[code]
 
 
 def steady(rounds: list[dict[Hop, None]]) -> list[Hop]:
