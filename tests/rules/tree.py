@@ -104,11 +104,16 @@ class Package:
         return found
 
 
+def read(source: Path) -> Package:
+    """The package in the folder `source`."""
+    root = source / PACKAGE
+    return Package({path.relative_to(root).as_posix(): path.read_text() for path in root.rglob("*.py")})
+
+
 @cache
 def package() -> Package:
-    """The package in `src`."""
-    root = SOURCE / PACKAGE
-    return Package({path.relative_to(root).as_posix(): path.read_text() for path in root.rglob("*.py")})
+    """The package in `src`, read once."""
+    return read(SOURCE)
 
 
 def cycle(graph: Mapping[str, set[str]]) -> list[str]:
