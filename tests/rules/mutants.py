@@ -1,13 +1,13 @@
 """``make mutants``: do the tests notice when the source is wrong?
 
-Named mutants (`NAMED`) and a sample of all mutants of `ROOMS` are put, one at a time, into copies of the checkout; the
-tests of the mutated room run first, then those of the rooms above it, up to the first failure. A mutant that passes all
-of them has survived: the command ends with 1 unless `EQUIVALENT` lists it with a reason.
+Named mutants (`NAMED`) and a sample of all mutants of `ROOMS` are put, one at a time, into copies of the checkout. The
+tests of the mutated room run first, then those of the rooms above it (but for `WITHOUT`), up to the first failure. A
+mutant that passes all of them has survived: the command ends with 1 unless `EQUIVALENT` lists it with a reason.
 
-This is a runner of our own because the known ones do not fit. mutmut changes functions only, not a module's constants,
-and tests every mutant in a fork of one process, which torch and gRPC do not stand; cosmic-ray changes the checkout
-itself. Neither draws a sample by a seed, runs the nearest tests first, or knows the names of random streams, the guards
-and the slack factors that privacy rests on; and with two cores a sample is all there is time for.
+This is a runner of our own because the known ones do not fit. mutmut 3 changes functions only, not a module's constants,
+and tests its mutants in forks of one process, in which torch and gRPC are not safe; cosmic-ray's local runs change the
+checkout itself. Neither draws a sample by a seed or knows the guards, the slack factors and the names of random streams
+that privacy rests on, and with two cores and tests of several minutes a sample is all there is time for.
 """
 
 from __future__ import annotations
@@ -54,6 +54,10 @@ ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 BESIDE = {"runtime": ("golden",)}
 """Folders of tests that are not named after a room, and the room they belong to."""
+
+WITHOUT = {"cli", "network"}
+"""Rooms whose tests are not run: they start processes and wait for sockets, and would take longer than all others. What
+the sampled rooms do wrong has to be noticed nearer to them."""
 
 LEFT_OUT = (".*", "__pycache__", "*.egg-info", "build", "dist", "runs")
 """What a copy of the checkout does not need."""
@@ -106,7 +110,7 @@ class Bench:
         while grown != above:
             grown, above = above, above | {other for other, imported in rooms.items() if imported & above}
         own = self.tests_of(room)
-        later = {path for other in above for path in self.tests_of(other)} - set(own)
+        later = {path for other in above - WITHOUT for path in self.tests_of(other)} - set(own)
         return own + sorted(later, key=lambda path: (self.seconds.get(path, 0.0), path))
 
     def measure(self, rooms: Iterable[str]) -> None:
