@@ -4,7 +4,7 @@ Named mutants (`NAMED`) and a sample of all mutants of `ROOMS` are put, one at a
 tests of the mutated room run first, then those of the rooms above it (but for `WITHOUT`), up to the first failure. A
 mutant that passes all of them has survived: the command ends with 1 unless `EQUIVALENT` lists it with a reason.
 
-This is a runner of our own because the known ones do not fit. mutmut 3 changes functions only, not a module's constants,
+This is a runner of our own because the known ones do not fit. mutmut 3 changes functions only, no constants of modules,
 and tests its mutants in forks of one process, in which torch and gRPC are not safe; cosmic-ray's local runs change the
 checkout itself. Neither draws a sample by a seed or knows the guards, the slack factors and the names of random streams
 that privacy rests on, and with two cores and tests of several minutes a sample is all there is time for.
