@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo example-three-companies test bench soak clean
+.PHONY: demo example-three-companies test bench soak mutants clean
 
 demo: $(STAMP)
 	@$(BIN)/dpzv train flights --beside-frozen --max-seconds 120
@@ -23,6 +23,11 @@ bench: $(STAMP)
 
 soak: $(STAMP)
 	@$(BIN)/pytest -m soak
+	@$(BIN)/python -m tests.rules.mutants
+
+# another sample: make mutants MUTANTS='--seed 7 --number 200'
+mutants: $(STAMP)
+	@$(BIN)/python -m tests.rules.mutants $(MUTANTS)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("dpzv needs Python 3.11 or newer, found " + sys.version.split()[0] + "; set PYTHON=python3.x" if sys.version_info < (3, 11) else 0)'
