@@ -1,4 +1,4 @@
-"""One round in its parts, each timed by itself, with the networks' outputs replaced by constants."""
+"""The parts of one round, each timed by itself, with the networks' outputs replaced by constants."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LAM = 1e-3
 
 
 def config_of(M: int, noise: str) -> Config:
-    """A run of M devices with frames of the size of the mnist recipe's."""
+    """A run of M devices whose frames are as large as those of the mnist recipe."""
     names = [f"device-{m}" for m in range(1, M + 1)]
     return configuration.parse(
         {
@@ -65,9 +65,10 @@ def labels_of() -> LabelRecords:
 
 
 class _ConstantRule(rules.DeviceRule):
-    """Sends the same embeddings whatever the batch; moves as the rule it stands for.
+    """Sends the same embeddings whatever the batch is, and moves the weights like the rule that it replaces.
 
-    It moves along one direction, since the length of a new one is found by the evaluation that is not made here.
+    It always moves along the first direction: the length of a new direction is found when the network is evaluated,
+    which is not done here.
     """
 
     def __init__(self, rule: rules.DeviceRule) -> None:
@@ -92,7 +93,7 @@ _OUTPUT, _LOSSES = torch.zeros(B, OUTPUTS), torch.zeros(B)
 
 
 def without_head(server: Server) -> None:
-    """Take head and loss out of the rounds; all that is around them stays."""
+    """Take head and loss out of the rounds and keep everything around them."""
     head, C = server.method.head, server.method.C
     server.method = dpzv.DpzvServer(head, _ConstantHead(head), lambda output, y: _LOSSES, C)
 

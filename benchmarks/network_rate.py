@@ -1,12 +1,14 @@
-"""Rounds per second over TLS against a bare gRPC echo of the same bytes, with one device and with seven.
+"""Rounds per second over TLS, compared with a bare gRPC echo of the same bytes, with one device and with seven.
 
-The server is here, the devices are in processes of their own (seven in two), all on loopback; the echo has the same
-processes, the same gRPC settings and frames of the same sizes, and does nothing but read and write. In the run, outputs
-and losses of all networks, the server's head among them, are constants; what surrounds them is not: rows and features
-are gathered, differences clipped and summed, weights moved, frames hashed, releases admitted and stored. Slices of
-run and echo alternate, so that a noisy machine disturbs both alike; the figure is the median of the ratios of
-neighbouring slices. A hollow run shows the most that could be reached: frames are packed, checked, put in turn and
-answered, and nothing is computed.
+The server is in this process; one device has a process of its own, and seven devices share two. All are on loopback.
+The echo has the same processes, the same gRPC settings and frames of the same sizes, and does nothing but read and
+write. In the run, outputs and losses of all networks, the server's head among them, are constants. Everything around
+them is done: rows and features are gathered, differences clipped and summed, weights moved, frames hashed, releases
+admitted and stored.
+
+Slices of run and echo alternate, so that a noisy machine disturbs both alike; the figure is the median of the ratios of
+neighbouring slices. A run without work shows the most that could be reached: frames are packed, checked, put in turn
+and answered, but nothing is computed.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ __all__ = ["rows"]
 PROCESSES = {1: 1, 7: 2}
 SLICES = 9
 BARS = {"seeded": 0.7, "exact": 0.4}
-FOLDER = "."  # the disk under test, as in ledger_rate
+FOLDER = "."  # on the disk that is measured, as in ledger_rate
 
 
 class _ConstantHost(ServerParty):
@@ -80,7 +82,7 @@ def _credentials(keys: Path, name: str) -> Credentials:
 
 
 async def _take_part(asked: _Slice, m: int) -> None:
-    """One device, until the server says that it is over."""
+    """Run one device until the server says that the run is over."""
     address, name = f"127.0.0.1:{asked.port}", f"device-{m}"
     credentials = partial(channel_credentials, _credentials(asked.keys, name))
     if asked.noise:
@@ -100,7 +102,7 @@ async def _take_part(asked: _Slice, m: int) -> None:
 
 
 def _devices(orders: Connection) -> None:
-    """A process that holds devices, slice after slice."""
+    """Run the devices of one process, slice after slice, until it is told to end."""
     torch.set_num_threads(1)
 
     async def together(asked: _Slice) -> None:
@@ -112,13 +114,13 @@ def _devices(orders: Connection) -> None:
 
 
 class _Echo:
-    """What any server over this link does at least: read a frame, send another."""
+    """The least that any server over this link does: read a frame, send another."""
 
     def __init__(self, total: int, down: int) -> None:
         self.rounds, self._total, self._answer = 0, total, secrets.token_bytes(down)
 
     async def talk(self, frames: Frames) -> None:
-        """One device; it is told by a frame of one byte that all frames are echoed."""
+        """Answer one device; a frame of one byte tells it that the echo is over."""
         stream = frames.raw
         while self.rounds < self._total:
             if await stream.read() is grpc.aio.EOF:
@@ -183,7 +185,7 @@ class _Town:
         return rate
 
     async def _watched(self, server: _ConstantHost | _Echo, serving: asyncio.Task[Any]) -> float:
-        """The pace between a tenth and nine tenths of all rounds."""
+        """Rounds per second between a tenth and nine tenths of all rounds."""
         seen = []
         for share in (0.1, 0.9):
             while server.rounds < share * ROUNDS[self._M]:
@@ -205,9 +207,10 @@ async def _rates(town: _Town, up: int, down: int) -> dict[str, list[float]]:
 
 
 def _shares(parts: dict[str, float], rate: float, echo: float) -> str:
-    """The parts of a round in microseconds and as shares of it; the rest is waking up and waiting.
+    """The parts of a round in microseconds and as shares of it; the rest is time to wake up and to wait.
 
-    Devices and disk work beside the server, so that with seven devices the shares may pass 100 %.
+    Devices and disk work at the same time as the server, so with seven devices the shares may add up to over
+    100 %.
     """
     told = {"gRPC": 1 / echo, **parts}
     told["rest"] = max(0.0, 1 / rate - sum(told.values()))
@@ -215,7 +218,7 @@ def _shares(parts: dict[str, float], rate: float, echo: float) -> str:
 
 
 def rows() -> list[Row]:
-    """Four rows: one and seven devices, seeded noise with the ledger in memory and exact noise with it on the disk."""
+    """Four rows: one and seven devices, each with seeded noise (ledger in memory) and exact noise (ledger on disk)."""
     torch.set_num_threads(1)
     found = []
     for M in ROUNDS:
