@@ -30,7 +30,7 @@ from dpzv.runtime.run import make_noise
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import exactly
 
-__all__ = ["ROUNDS", "ConstantGuest", "Parts", "config_of", "hollow", "labels_of", "records", "without_head"]
+__all__ = ["ROUNDS", "ConstantGuest", "Parts", "config_of", "labels_of", "records", "without_head", "without_work"]
 
 B, K, D, WIDTH, OUTPUTS = 512, 16, 20_000, 16, 10
 ROUNDS = {1: 2000, 7: 4000}
@@ -98,7 +98,7 @@ def without_head(server: Server) -> None:
     server.method = dpzv.DpzvServer(head, _ConstantHead(head), lambda output, y: _LOSSES, C)
 
 
-def hollow(session: Session) -> None:
+def without_work(session: Session) -> None:
     """Take everything out of the rounds but frames, turns and sending: no sum, no table, no noise, no ledger."""
     server, nothing = session.server, np.zeros(1)
 
@@ -118,16 +118,16 @@ def hollow(session: Session) -> None:
 
 
 class ConstantGuest(DeviceParty):
-    """A device whose network is not evaluated; where it is `hollow`, it has no features and takes no steps either."""
+    """A device whose network is not evaluated; with `without_work` it reads no features and takes no steps either."""
 
-    hollow = False
+    without_work = False
 
     def _build(self, rows: Rows) -> None:
         super()._build(rows)
         device = self._device
         assert device is not None
         device.method = rule = _ConstantRule(device.method)
-        if self.hollow:
+        if self.without_work:
             vars(rule).update(update=lambda Delta, position, t: None)
             vars(device).update(_batch=lambda position: None)
 

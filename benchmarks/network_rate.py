@@ -31,7 +31,16 @@ import grpc
 import torch
 
 from benchmarks.bar import Row
-from benchmarks.network_parts import ROUNDS, ConstantGuest, Parts, config_of, hollow, labels_of, records, without_head
+from benchmarks.network_parts import (
+    ROUNDS,
+    ConstantGuest,
+    Parts,
+    config_of,
+    labels_of,
+    records,
+    without_head,
+    without_work,
+)
 from dpzv import config as configuration
 from dpzv.network.credentials import Credentials, channel_credentials, server_credentials
 from dpzv.network.device_party import FeatureRecords
@@ -50,7 +59,7 @@ FOLDER = "."  # on the disk that is measured, as in ledger_rate
 
 
 class _ConstantHost(ServerParty):
-    hollow = False
+    without_work = False
 
     @property
     def rounds(self) -> int:
@@ -58,14 +67,14 @@ class _ConstantHost(ServerParty):
 
     async def _train(self, session: Session) -> dict[str, Any] | None:
         without_head(session.server)
-        if self.hollow:
-            hollow(session)
+        if self.without_work:
+            without_work(session)
         return await super()._train(session)
 
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """What the devices of one process are told: a run, hollow or not, or without `noise` the echo of `up` bytes."""
+    """What one process of devices is told: a run, with or without work, or without `noise` the echo of `up` bytes."""
 
     M: int
     devices: tuple[int, ...]
@@ -73,7 +82,7 @@ class _Slice:
     folder: Path
     keys: Path
     noise: str
-    hollow: bool
+    without_work: bool
     up: int
 
 
@@ -87,7 +96,7 @@ async def _take_part(asked: _Slice, m: int) -> None:
     credentials = partial(channel_credentials, _credentials(asked.keys, name))
     if asked.noise:
         guest = ConstantGuest(config_of(asked.M, asked.noise), FeatureRecords(*records(m)), asked.folder / name)
-        guest.hollow = asked.hollow
+        guest.without_work = asked.without_work
         await guest.run(address, credentials, server="server")
         return
     channel, frames = open_stream(address, credentials(), "server")
@@ -139,7 +148,7 @@ class _Echo:
     port = 0
 
 
-class _Town:
+class _Parties:
     """Keys, and the processes that hold the devices."""
 
     def __init__(self, M: int, folder: Path, stack: ExitStack) -> None:
@@ -157,15 +166,15 @@ class _Town:
             self._pipes.append(here)
 
     async def rate(self, way: str, up: int, down: int) -> float:
-        """Rounds per second of a run with noise of kind `way`, or of the echo, or of a hollow run."""
-        noise = {"echo": "", "hollow": "seeded"}.get(way, way)
+        """Rounds per second of a run with noise of kind `way`, or of the echo, or of a run without work."""
+        noise = {"echo": "", "without work": "seeded"}.get(way, way)
         out = self._folder / secrets.token_hex(4)
         finished, credentials = asyncio.Event(), server_credentials(_credentials(self._folder, "server"))
         server: _ConstantHost | _Echo
         if noise:
             config = config_of(self._M, noise)
             server = _ConstantHost(config, labels_of(), RunFolder.create(out / "server", configuration.render(config)))
-            server.hollow = way == "hollow"
+            server.without_work = way == "without work"
             serving: asyncio.Task[Any] = asyncio.create_task(server.run("127.0.0.1:0", credentials))
         else:
             server = _Echo(ROUNDS[self._M], down)
@@ -176,7 +185,7 @@ class _Town:
             await asyncio.sleep(0.01)
         for i, pipe in enumerate(self._pipes):
             devices = tuple(range(1 + i, self._M + 1, len(self._pipes)))
-            pipe.send(_Slice(self._M, devices, server.port, out, self._folder, noise, way == "hollow", up))
+            pipe.send(_Slice(self._M, devices, server.port, out, self._folder, noise, way == "without work", up))
         rate = await self._watched(server, serving)
         for pipe in self._pipes:
             await asyncio.to_thread(pipe.recv)
@@ -197,12 +206,12 @@ class _Town:
         return (last - first) / (end - start)
 
 
-async def _rates(town: _Town, up: int, down: int) -> dict[str, list[float]]:
-    """Rates of the echo, of a hollow run and of the runs with seeded and exact noise, slice by slice."""
-    found: dict[str, list[float]] = {"echo": [], "hollow": [], **{noise: [] for noise in BARS}}
+async def _rates(parties: _Parties, up: int, down: int) -> dict[str, list[float]]:
+    """Rates of the echo, of a run without work and of the runs with seeded and exact noise, slice by slice."""
+    found: dict[str, list[float]] = {"echo": [], "without work": [], **{noise: [] for noise in BARS}}
     for _ in range(SLICES):
         for way, rates in found.items():
-            rates.append(await town.rate(way, up, down))
+            rates.append(await parties.rate(way, up, down))
     return found
 
 
@@ -227,10 +236,10 @@ def rows() -> list[Row]:
             for noise in BARS:
                 with ExitStack() as closing:
                     parts[noise], up, down = Parts(M, noise, Path(name) / noise, closing).measure(300)
-            rates = asyncio.run(_rates(_Town(M, Path(name), stack), up, down))
+            rates = asyncio.run(_rates(_Parties(M, Path(name), stack), up, down))
         echo = statistics.median(rates["echo"])
         print(f"network, {M} devices: echo {echo:.0f} rounds/s, {up} bytes up, {down} down", file=sys.stderr)
-        for way in ("hollow", *BARS):
+        for way in ("without work", *BARS):
             rate = statistics.median(rates[way])
             over = sorted(mine / bare for mine, bare in zip(rates[way], rates["echo"], strict=True))
             middle = statistics.median(over)

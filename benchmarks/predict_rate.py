@@ -95,7 +95,7 @@ def _device(model: str, m: int, folder: Path, orders: Connection) -> None:
         orders.send(time.process_time() - began)
 
 
-class _Town:
+class _Parties:
     """Keys, the devices' processes, and the trained run of the server."""
 
     def __init__(self, model: str, folder: Path, stack: ExitStack) -> None:
@@ -175,14 +175,14 @@ class _Together:
 def _measured(model: str) -> float:
     """Records per second over the network over those in one process; prints where the time goes."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        town = _Town(model, Path(name), stack)
-        asyncio.run(town.train())
-        together = _Together(model, town.folder)
+        parties = _Parties(model, Path(name), stack)
+        asyncio.run(parties.train())
+        together = _Together(model, parties.folder)
         ids = [IDS[i] for i in np.random.default_rng(1).permutation(N)[:ASKED]]
         spent: dict[str, list[dict[str, float]]] = {"network": [], "one process": []}
         for _ in range(REPEATS):
             far, near = dict[str, float](), dict[str, float]()
-            if asyncio.run(town.predict(ids, far)) != together.predict(ids, near):
+            if asyncio.run(parties.predict(ids, far)) != together.predict(ids, near):
                 raise AssertionError("network and one process must predict the same, but do not; one of them is wrong")
             spent["network"].append(far)
             spent["one process"].append(near)
