@@ -1,1 +1,1 @@
-"""Benchmarks: ratios within one run, against a bar. `make bench` prints them as one table."""
+"""Benchmarks, most of them ratios within one run, each with a bar to hold. `make bench` prints them as one table."""

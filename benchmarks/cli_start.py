@@ -1,4 +1,4 @@
-"""How long the calculator takes to answer, against importing numpy and scipy.special alone."""
+"""How long the calculator `dpzv privacy` takes to answer, compared with importing numpy and scipy.special alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _seconds(arguments: list[str]) -> float:
 
 
 def rows() -> list[Row]:
-    """One row a verb: its time over that of the imports, interleaved, ratio of medians."""
+    """One row for each command: its median time over that of the imports, measured in turn with them."""
     floor: list[float] = []
     taken: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(7):

@@ -1,4 +1,4 @@
-"""A logistic regression on untrained devices' embeddings, without privacy: what a recipe's training must come up to.
+"""A logistic regression on untrained devices' embeddings, without privacy: a recipe's training must do as well.
 
 python -m benchmarks.frozen_linear amazon data.path=reviews.jsonl.xz     test accuracy on the recipe's own split
 """
@@ -25,7 +25,7 @@ from dpzv.runtime.simulate import Simulation
 
 __all__ = ["accuracy", "main"]
 
-PENALTIES = [1e-4, 1e-3, 1e-2, 1e-1, 1.0]  # inverse penalties, chosen on train records by five folds
+PENALTIES = [1e-4, 1e-3, 1e-2, 1e-1, 1.0]  # inverse penalties; the best is chosen on the training records by five folds
 
 
 def accuracy(config: Config) -> float:

