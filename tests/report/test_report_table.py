@@ -11,7 +11,7 @@ import pytest
 from dpzv.metrics import Metrics, headline, headline_text
 from dpzv.report import comparison_table as table
 from dpzv.report import figure
-from dpzv.report.records import FROZEN, Record
+from dpzv.report.comparison_table import FROZEN, Record
 
 
 def record(

@@ -30,7 +30,7 @@ from dpzv.cli.options import (
 
 if TYPE_CHECKING:
     from dpzv.config import Config, Tree
-    from dpzv.report.records import Record
+    from dpzv.report.comparison_table import Record
     from dpzv.runtime.compute_cost import Compute
     from dpzv.runtime.grid import Failure, Job, State, Watch
 
@@ -128,7 +128,7 @@ def _cells(asked: Comparison, tree: Tree, changes: list[Tree]) -> list[_Cell]:
     """Untrained devices first, then every method at every epsilon, each with every seed."""
     from dpzv import config as configuration
     from dpzv import recipes
-    from dpzv.report.records import FROZEN
+    from dpzv.report.comparison_table import FROZEN
     from dpzv.runtime.grid import layered
 
     settings = recipes.settings(asked.recipe, asked.accounting, asked.settings)
@@ -150,7 +150,7 @@ def _cells(asked: Comparison, tree: Tree, changes: list[Tree]) -> list[_Cell]:
 
 def _records(cells: list[_Cell], executed: Executed, folder: Path) -> list[Record]:
     """The records of all finished runs."""
-    from dpzv.report.records import read
+    from dpzv.report.comparison_table import read
 
     records = []
     for cell, job in zip(cells, executed.jobs, strict=True):

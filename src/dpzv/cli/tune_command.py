@@ -159,6 +159,8 @@ def _write(judged: list[_Trial], settings: dict[str, Any], methods: list[str], w
 
 def _show(judged: Sequence[_Trial], folder: Path) -> None:
     """Print the trials, the best of each method first."""
+    from dpzv.report.comparison_table import columned
+
     header = ["method", "trial", "in loop", "refitted", "MB until target", "settings"]
     lines = [header]
     order = list(dict.fromkeys(trial.method for trial in judged))
@@ -167,9 +169,7 @@ def _show(judged: Sequence[_Trial], folder: Path) -> None:
         refitted = "-" if trial.refitted is None else f"{trial.refitted:.4f}"
         chosen = ", ".join(f"{key}={value}" for key, value in trial.settings.items())
         lines.append([trial.method, str(trial.number), _figure(trial), refitted, sent, chosen])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for words in lines:
-        typer.echo("  ".join(word.ljust(width) for word, width in zip(words, widths, strict=True)).rstrip())
+    typer.echo(columned(lines))
     typer.echo(f"\nTrials and the best settings: {folder}")
 
 

@@ -1,16 +1,52 @@
-"""Run records become rows, and rows become text: plain, Markdown, or sentences beside the table."""
+"""Finished runs become records, records rows, and rows text: plain, Markdown, or sentences beside the table."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from dpzv.metrics import headline
-from dpzv.report.records import FROZEN, Record
 
-__all__ = ["Row", "ahead", "cells", "footnotes", "header", "markdown", "plain", "rows"]
+__all__ = [
+    "FROZEN",
+    "Record",
+    "Row",
+    "ahead",
+    "cells",
+    "columned",
+    "footnotes",
+    "header",
+    "markdown",
+    "plain",
+    "read",
+    "rows",
+]
+
+FROZEN = "frozen"
+"""The name of runs whose devices stay as they start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One run. `epsilon` is what was asked for; `None` means no privacy, and 0 untrained devices."""
+
+    method: str
+    epsilon: float | None
+    seed: int
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+
+def read(folder: Path, method: str, epsilon: float | None, seed: int) -> Record:
+    """The record of the finished run in `folder`."""
+    summary = msgspec.json.decode((folder / "summary.json").read_bytes())
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+    return Record(method, epsilon, seed, summary, [msgspec.json.decode(line) for line in lines])
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -173,7 +209,11 @@ def markdown(table: Sequence[Row], above: Sequence[str], below: Sequence[str]) -
 
 def plain(table: Sequence[Row]) -> str:
     """The table as aligned text."""
-    lines = [header(table), *map(cells, table)]
+    return columned([header(table), *map(cells, table)])
+
+
+def columned(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of words as text, with the words of a column one below the other."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(word.ljust(width) for word, width in zip(words, widths, strict=True)).rstrip() for words in lines

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpzv.metrics import headline
-from dpzv.report.records import FROZEN, Record
+from dpzv.report.comparison_table import FROZEN, Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
