@@ -215,9 +215,10 @@ class ServerParty:
             await refused.close(str(error))
             self._peers.detach(refused)
             await read_to_the_end(stream, partial(self._last_word, refused))
-        except LinkLost:
+        except LinkLost as error:
             if peer is None or not peer.closed.is_set():
-                LOG.warning("device %s is gone without a goodbye", peer.m if peer else "?")
+                who = f"device {peer.m}" if peer else "a peer that had not said hello"
+                LOG.warning("%s is gone without a goodbye (%s)", who, error)
         finally:
             if peer is not None:
                 self._peers.detach(peer)
