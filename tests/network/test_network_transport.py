@@ -16,8 +16,8 @@ from dpzv.errors import PeerError
 from dpzv.network import grpc_transport, memory_transport
 from dpzv.network.grpc_transport import GrpcConnector, GrpcListener, GrpcStream
 from dpzv.network.keyfiles import create_authority, issue_party
-from dpzv.network.memory_transport import MemoryListener
-from dpzv.network.transport import Connector, LinkLost, Listener, Stream
+from dpzv.network.memory_transport import MemoryListener, MemoryStream
+from dpzv.network.transport import Connector, LinkLost, Listener, Stream, next_frame
 from dpzv.network.wire import PART
 
 SIZES = (1, PART - 1, PART, PART + 1, 2 * PART, 5 * PART + 7)
@@ -256,6 +256,26 @@ def test_a_frame_beyond_the_limit_is_refused(transport: Kind, monkeypatch: pytes
     asyncio.run(act())
     assert said[0] == str(most)
     assert f"at most {most} bytes" in said[1]
+
+
+@pytest.mark.parametrize("later", range(4))
+def test_whoever_is_cancelled_as_a_frame_comes_is_cancelled(later: int) -> None:
+    """A server that stops cancels those who wait for a device; none may go on as if nothing had happened."""
+
+    async def act() -> None:
+        here = MemoryStream("server")
+        waiting = asyncio.create_task(next_frame(MemoryStream("east", here), 10))
+        await asyncio.sleep(0)
+        here._other._inbox.put_nowait(b"a frame")
+        for _ in range(later):
+            await asyncio.sleep(0)
+        if waiting.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        else:
+            assert waiting.result() == b"a frame"
+
+    asyncio.run(act())
 
 
 def test_a_link_can_be_cut_in_memory() -> None:

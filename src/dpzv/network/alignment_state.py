@@ -107,6 +107,7 @@ class AlignmentState:
     def _settle(self, found: Alignment) -> None:
         counts, ids = found.counts(), {0: self._labels.hashes.tobytes(), **self._hashes}
         digests = {party: hashlib.sha256(data).hexdigest() for party, data in ids.items()}
+        # the names are the format of the file: party 0 is the server, party m is device m
         metadata = {"counts": counts} | {f"party-{p}": digest for p, digest in digests.items()}
         write_tensors(self._file, {f"party-{p}": torch.from_numpy(r) for p, r in enumerate(found.rows)}, metadata)
         self.counts, self._digests, self._rows = counts, digests, dict(enumerate(found.rows))

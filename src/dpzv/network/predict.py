@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from dpzv.config import Config, per_device
 from dpzv.errors import DataError, PeerError
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
+from dpzv.network.server_party import greet
 from dpzv.network.transport import IDS_SECONDS, LinkLost, Listener, Peer, Stream, next_frame, read_to_the_end
-from dpzv.network.wire import PROTOCOL, Ask, Done, Hello, Ids, Welcome, agreed_hash, unpack
+from dpzv.network.wire import Ask, Done, Hello, Ids, Welcome, unpack
 from dpzv.privacy.spent import read_ledger
 from dpzv.protocol.messages import Evaluation
 from dpzv.runtime.assemble_device import codec_of
@@ -91,15 +92,9 @@ class Predictor:
     async def _talk(self, stream: Stream) -> None:
         peer = Peer(0, stream)
         try:
-            name = stream.peer_name
-            if name not in self._names:
-                raise PeerError(f"'{name}' is not a device of this run; it is closed.")
-            peer = Peer(self._names.index(name) + 1, stream)
-            hello = unpack(None, await next_frame(stream, SECONDS))
-            agreed = (PROTOCOL, agreed_hash(self._config))
-            if not isinstance(hello, Hello) or (hello.protocol, hello.config_hash) != agreed:
-                raise PeerError(f"'{name}' has another version or run configuration than the server; give it the same.")
-            self._check_weights(peer.m, hello)
+            m, hello = await greet(stream, self._config)
+            peer = Peer(m, stream)
+            self._check_weights(m, hello)
             await self._ask(peer)
             self._left.discard(peer.m)
             await peer.close("the embeddings are here", final=True)

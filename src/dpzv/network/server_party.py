@@ -48,9 +48,8 @@ from dpzv.network.wire import (
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.server_run import ServerRun
-from dpzv.version import VERSION
 
-__all__ = ["ServerParty"]
+__all__ = ["ServerParty", "greet"]
 
 LOG = logging.getLogger("dpzv.server")
 FIRST_WORD_SECONDS = 30.0
@@ -58,6 +57,24 @@ FIRST_WORD_SECONDS = 30.0
 FAREWELL_SECONDS = LONGEST_PAUSE + 10
 """How long the server of a finished run waits for devices that are away, to tell them that it is finished."""
 STOPPING = "the server stops; come back later"
+
+
+async def greet(stream: Stream, config: Config) -> tuple[int, Hello]:
+    """The number of the device at the other end and its hello; refuses strangers and other configurations."""
+    name, names = stream.peer_name, config.network.devices
+    if name not in names:
+        raise PeerError(f"'{name}' is not a device of this run, which has {', '.join(names)}; it is closed.")
+    hello = unpack(None, await next_frame(stream, FIRST_WORD_SECONDS))
+    if not isinstance(hello, Hello):
+        raise PeerError(f"'{name}' must say hello first, got {type(hello).__name__}; it is closed.")
+    if hello.protocol != PROTOCOL:
+        raise PeerError(
+            f"'{name}' speaks protocol {hello.protocol} (dpzv {shown(hello.version)}), this server {PROTOCOL} "
+            f"(dpzv {VERSION}); install the same version."
+        )
+    if hello.config_hash != agreed_hash(config):
+        raise PeerError(f"'{name}' has another run configuration than the server; give all parties the same file.")
+    return names.index(name) + 1, hello
 
 
 class ServerParty:
@@ -185,7 +202,7 @@ class ServerParty:
         """One device from its hello to its goodbye."""
         peer: Peer | None = None
         try:
-            m, hello = await self._greet(stream)
+            m, hello = await greet(stream, self._config)
             peer = await self._peers.attach(m, stream)
             LOG.info("device %d (%s) is here", m, self._names[m - 1])
             await self._introduce(peer, hello)
@@ -199,29 +216,13 @@ class ServerParty:
             await refused.close(str(error))
             self._peers.detach(refused)
             await read_to_the_end(stream, partial(self._last_word, refused))
-        except LinkLost:
+        except LinkLost as error:
             if peer is None or not peer.closed.is_set():
-                LOG.warning("device %s is gone without a goodbye", peer.m if peer else "?")
+                who = f"device {peer.m}" if peer else "a peer that had not said hello"
+                LOG.warning("%s is gone without a goodbye (%s)", who, error)
         finally:
             if peer is not None:
                 self._peers.detach(peer)
-
-    async def _greet(self, stream: Stream) -> tuple[int, Hello]:
-        """The number of the device and its hello; refuses strangers and other configurations."""
-        name = stream.peer_name
-        if name not in self._names:
-            raise PeerError(f"'{name}' is not a device of this run, which has {', '.join(self._names)}; it is closed.")
-        hello = unpack(None, await next_frame(stream, FIRST_WORD_SECONDS))
-        if not isinstance(hello, Hello):
-            raise PeerError(f"'{name}' must say hello first, got {type(hello).__name__}; it is closed.")
-        if hello.protocol != PROTOCOL:
-            raise PeerError(
-                f"'{name}' speaks protocol {hello.protocol} (dpzv {shown(hello.version)}), this server {PROTOCOL} "
-                f"(dpzv {VERSION}); install the same version."
-            )
-        if hello.config_hash != agreed_hash(self._config):
-            raise PeerError(f"'{name}' has another run configuration than the server; give all parties the same file.")
-        return self._names.index(name) + 1, hello
 
     async def _introduce(self, peer: Peer, hello: Hello) -> None:
         """Tell a device who it is, align its records, and bring it to where the run is."""

@@ -89,7 +89,8 @@ class Listener(Protocol):
 async def next_frame(stream: Stream, seconds: float) -> bytes:
     """The next frame of a stream that should go on; `LinkLost` if it ends here, or if nothing comes in time."""
     try:
-        frame = await asyncio.wait_for(stream.read(), seconds)
+        async with asyncio.timeout(seconds):  # `wait_for` may swallow a cancellation that comes with the frame
+            frame = await stream.read()
     except TimeoutError:
         raise LinkLost(f"nothing came for {seconds:g} s") from None
     if frame is None:
@@ -132,8 +133,9 @@ class Peer:
 
     async def close(self, reason: str, *, final: bool = False) -> None:
         """Say goodbye with the reason, and send nothing more."""
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.tell(Stop(reason, final)), 5)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await self.tell(Stop(reason, final))
         self.closed.set()
 
 

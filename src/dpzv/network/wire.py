@@ -50,7 +50,7 @@ PROTOCOL = 1
 
 
 class _Control(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    pass
+    """The order of the fields and the tags of what follows are the format of the wire; a change raises `PROTOCOL`."""
 
 
 class Hello(_Control, frozen=True, tag="hello"):
