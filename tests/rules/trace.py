@@ -19,7 +19,7 @@ from types import CodeType, FrameType
 
 import dpzv
 
-SIMULATED, ARRIVED = "Simulation.round", "Rounds.arrived"
+SIMULATED, ARRIVED = "Simulation.round", "Arrivals.arrived"
 """The function that is a round of a simulation, and the one that a batch enters when it comes over the network."""
 
 DEVICES = 4

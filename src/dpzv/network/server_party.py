@@ -48,6 +48,7 @@ from dpzv.network.wire import (
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.server_run import ServerRun
+from dpzv.version import VERSION
 
 __all__ = ["ServerParty", "greet"]
 
