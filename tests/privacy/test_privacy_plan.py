@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from tests.plans import asked, earlier
 
 from dpzv.errors import ConfigError, PrivacyRefused
-from dpzv.privacy.accountant import epsilon_of_parts
+from dpzv.privacy.accountant import LATTICE_SHARES, Composition, epsilon_of_parts
 from dpzv.privacy.events import ReleaseEvent, SampledGaussian, unit_mu
 from dpzv.privacy.gdp import delta_of, epsilon_of, mu_of, zcdp_epsilon_of
-from dpzv.privacy.head_steps import HeadSteps
+from dpzv.privacy.head_steps import HeadSteps, head_noise
 from dpzv.privacy.plan import (
+    SUM_SLACK,
     ParentRun,
     PrivacyPlan,
     claimed_mu,
@@ -219,6 +220,17 @@ def test_the_budget_is_split_between_starts_releases_and_head(neighbours: Any) -
     assert names["releases"].epsilon == pytest.approx(epsilon_of(plan.mu, 1e-6), rel=1e-9)
     assert (names["head"].q, names["head"].z, names["head"].steps) == (0.15, plan.z, 16)
     assert max(part.epsilon for part in names.values()) < 1 < sum(part.epsilon for part in names.values())
+
+
+@pytest.mark.parametrize("neighbours", ["replace-one", "zero-out"])
+def test_the_head_has_more_noise_than_exact_sums_would_need(neighbours: Any) -> None:
+    """Its sums are in float64: one record moves them by up to 5e-7 more than its clip, and z is larger by more."""
+    head = {"head_rule": "dp-sgd", "head_batch": 10_000, "head_steps": 9, "neighbours": neighbours}
+    plan = plan_of(**head, T=0, participations=0)
+    share = LATTICE_SHARES[0]  # of delta_dp, set aside for noise on integers
+    z = head_noise(Composition(), q=1.0, steps=9, epsilon=1.0, delta_dp=1e-6 * (1 - share), neighbours=neighbours)
+    assert plan.z / z - 1 == pytest.approx(SUM_SLACK, rel=1e-6)
+    assert SUM_SLACK > 5e-7
 
 
 def test_a_smaller_share_means_more_noise_for_the_head() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
+
+from dpzv.declarations import HEAD_RULES, METHODS, STARTS
 
 SOURCE = Path(__file__).parents[2] / "src" / "dpzv"
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -115,6 +118,27 @@ def test_rooms_are_small_and_public_things_say_what_they_are(path: Path) -> None
     for function in functions(ast.parse(text).body):
         assert (function.end_lineno or 0) - function.lineno < 70, function.name
         assert function.name.startswith("_") or ast.get_docstring(function), function.name
+
+
+def test_privacy_asks_the_table_and_never_a_name() -> None:
+    """No word of privacy code is the name of a method, a head rule or a start; docstrings may speak of them."""
+    names = {*METHODS, *HEAD_RULES, *STARTS}
+    assert {"dpzv", "dp-sgd", "pca"} <= names
+    for path in sorted((SOURCE / "privacy").glob("*.py")):
+        words = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        assert words & names == set(), path.name
+
+
+def test_the_factors_of_a_replaced_record_stand_in_one_file() -> None:
+    """2C and the root of 2 are written in `sensitivity.py` alone; other roots are those of the normal distribution."""
+    twice = re.compile(r"\b2(\.0)? \* [\w.]*\bC(_h|_0)?\b|math\.sqrt\(2(\.0)?\)")
+    networks = {path for path in (SOURCE / "models").glob("*.py") if path.name != "starts.py"}
+    found = set()
+    for path in set(MODULES) - networks:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.BinOp | ast.Call) and twice.search(ast.unparse(node)):
+                found.add(path.name)
+    assert found == {"gdp.py", "sensitivity.py"}
 
 
 def test_privacy_never_imports_torch() -> None:
