@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.plans import asked, earlier
 
 from dpzv.errors import ConfigError, PrivacyRefused
-from dpzv.privacy.accountant import LATTICE_SHARES, Composition, epsilon_of_parts
+from dpzv.privacy.accountant import LATTICE_SHARES, Composition, epsilon_of_parts, gaussian_mu
 from dpzv.privacy.events import ReleaseEvent, SampledGaussian, unit_mu
 from dpzv.privacy.gdp import delta_of, epsilon_of, mu_of, zcdp_epsilon_of
 from dpzv.privacy.head_steps import HeadSteps, head_noise
@@ -22,7 +22,6 @@ from dpzv.privacy.plan import (
     SUM_SLACK,
     ParentRun,
     PrivacyPlan,
-    claimed_mu,
     epsilon_spent,
     plan_from_json,
     plan_to_json,
@@ -118,7 +117,7 @@ def test_starts_and_releases_compose_to_the_budget(neighbours: Any) -> None:
         shifts = [r / event.noise_multiplier for event in events]
         shifts += [s * plan.C / plan.B / plan.sigma_dp] * plan.participations
         mu = float(np.linalg.norm(shifts))
-        claimed = claimed_mu(plan, name)
+        claimed = gaussian_mu(plan.cost, name)
         # starts have a millionth more noise than the claim counts, for the rounding of their float64 sums
         assert claimed * (1 - 2e-6) < mu <= claimed
         assert wanted == pytest.approx(epsilon_of(claimed, plan.delta_dp), rel=1e-9)
@@ -141,6 +140,7 @@ def test_published_rule_is_reproduced_and_called_no_guarantee() -> None:
     plan = plan_of(accounting="paper", head_rule="sgd", starts=("pca",) * 3, delta_dp=1e-3)
     assert plan.sigma_dp == pytest.approx(2 * 0.5 * math.sqrt(600) / (10_000 * 0.388401248307), rel=1e-9)
     assert plan.claimed_epsilon == plan.epsilon_replace_one == 1.0
+    assert plan.epsilon_zero_out == pytest.approx(epsilon_of(plan.mu / 2, 1e-3), rel=1e-9)  # 2C is a replaced record
     assert plan.cap == math.inf
     for source in ("exact", "seeded"):
         guarantee, why = verdict(plan, source)  # type: ignore[arg-type]
@@ -281,13 +281,13 @@ def test_noise_on_integers_is_part_of_the_claim() -> None:
     scale = 64 * plan.sigma_dp * 2**40 / plan.C
     assert plan.cost.lattice == pytest.approx(600 * 0.0202 / scale**2, rel=1e-9)
     assert 0 < plan.cost.lattice < 1e-15
-    assert delta_of(1.0, claimed_mu(plan, "replace-one")) + (1 + math.e) * plan.cost.lattice <= 1e-6
+    assert delta_of(1.0, gaussian_mu(plan.cost, "replace-one")) + (1 + math.e) * plan.cost.lattice <= 1e-6
 
 
 def test_an_epsilon_beyond_the_lattice_is_concentrated_dp() -> None:
     """The same zCDP as the continuous noise: a finite figure, a little above that of mu-GDP."""
     plan = plan_of(epsilon=60.0)
-    mu = claimed_mu(plan, "replace-one")
+    mu = gaussian_mu(plan.cost, "replace-one")
     assert zcdp_epsilon_of(mu, 1e-6) == pytest.approx(60.0, rel=1e-9)
     assert 0.94 * mu_of(60.0, 1e-6) < mu < mu_of(60.0, 1e-6)
     found = plan_of(epsilon=20.0, neighbours="zero-out").epsilon_replace_one
