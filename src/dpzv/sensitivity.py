@@ -9,15 +9,10 @@ import math
 
 from dpzv.terms import Neighbours
 
-__all__ = ["GRID_BITS", "clip_factor", "grid_of", "outer_product_factor"]
+__all__ = ["GRID_BITS", "clip_factor", "outer_product_factor"]
 
 GRID_BITS = 40
 """The grid on which clipped values are summed has 2^40 steps from 0 to `C`."""
-
-
-def grid_of(C: float) -> float:
-    """One step of the grid of values clipped to `C`."""
-    return math.ldexp(C, -GRID_BITS)
 
 
 def clip_factor(neighbours: Neighbours) -> float:

@@ -49,7 +49,7 @@ def ledger(tmp_path: Path) -> tuple[Releases, int]:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         try:
             rows = connection.execute("SELECT t, m, Delta FROM releases").fetchall()
-            steps = connection.execute("SELECT COALESCE(SUM(steps), 0) FROM head_blocks").fetchone()[0]
+            steps = connection.execute("SELECT COALESCE(SUM(event ->> 'steps'), 0) FROM events").fetchone()[0]
         except sqlite3.OperationalError:  # killed before the tables were made
             return {}, 0
     return {t: (m, struct.unpack("<d", Delta)[0].hex()) for t, m, Delta in rows}, steps

@@ -137,6 +137,34 @@ def test_what_was_not_planned_is_refused_and_not_counted(tmp_path: Path, changes
         assert (ledger.releases, ledger.last_t, ledger.unit_mu_squared) == (3, 2, spent)
 
 
+@pytest.mark.parametrize(("epsilon", "admitted"), [(1.0, False), (math.inf, True)])
+def test_a_batch_below_the_least_is_refused_though_the_schedule_has_it(
+    tmp_path: Path, epsilon: float, admitted: bool
+) -> None:
+    """The plan's own B is large enough; a schedule with a shorter batch would make Delta a reading of few records."""
+    plan = plan_of(min_batch=B, epsilon=epsilon)
+
+    def few(m: int, position: int) -> NDArray[np.int64]:
+        return ids_of(m, position)[: B - 1]
+
+    with Ledger.create(
+        tmp_path / "ledger.sqlite",
+        plan=plan,
+        data_fingerprint="data-1",
+        noise_source="seeded",
+        ids_of=few,
+        durable=False,
+    ) as ledger:
+        event = plan.event(t=0, m=0, position=0, B=B - 1)
+        if admitted:
+            ledger.write(event, np.zeros(1), frame(0))
+        else:
+            for call in (ledger.admit, lambda event: ledger.submit(event, np.zeros(1), frame(0))):
+                with pytest.raises(PrivacyRefused, match=rf"batch of {B - 1} \(at least {B}\)"):
+                    call(event)
+        assert ledger.releases == admitted
+
+
 def test_more_releases_than_planned_are_refused(tmp_path: Path) -> None:
     plan = plan_of()
     with create(tmp_path / "ledger.sqlite", plan) as ledger:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from dpzv.declarations import head_rule_facts, method_facts, start_facts
 from dpzv.errors import ConfigError
-from dpzv.privacy.accountant import Composition, compose, fold, gaussian_mu
+from dpzv.privacy.accountant import Composition, compose, fold
 from dpzv.privacy.events import LATTICE_DISTANCE, Event, ReleaseEvent, Releases, Start, events_hook, finite, grid_scale
 from dpzv.privacy.gdp import epsilon_of
 from dpzv.sensitivity import clip_factor, outer_product_factor
@@ -37,7 +37,6 @@ __all__ = [
     "PlanRequest",
     "PrivacyPlan",
     "capped_releases",
-    "claimed_mu",
     "epsilon_spent",
     "normalised",
     "plan_from_json",
@@ -226,14 +225,6 @@ def capped_releases(plan: PrivacyPlan) -> Releases:
     scale = grid_scale(least) if math.isfinite(plan.cap) else math.inf
     numbers = method_facts(plan.method).numbers(plan.B, MOST_NUMBERS, MOST_NUMBERS, True)
     return Releases(cap=plan.cap, distance=plan.T * numbers * LATTICE_DISTANCE / scale**2)
-
-
-def claimed_mu(plan: PrivacyPlan, neighbours: Neighbours) -> float:
-    """Joint mu of releases and starts (not of sampled head steps) under `neighbours`; 0 when nothing is released.
-
-    Under `paper` this is the published figure, with a removed record at half a replaced one.
-    """
-    return gaussian_mu(plan.cost, neighbours)
 
 
 def epsilon_spent(plan: PrivacyPlan, *, releases: int, unit_mu_squared: float, head_steps: int = 0) -> float:

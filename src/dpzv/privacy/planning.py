@@ -26,7 +26,6 @@ from dpzv.privacy.plan import (
     PlanRequest,
     PrivacyPlan,
     capped_releases,
-    claimed_mu,
     normalised,
     private_starts,
     start_event,
@@ -122,7 +121,7 @@ def _as_published(plan: PrivacyPlan) -> PrivacyPlan:
     mu = mu_of(plan.epsilon, plan.delta_dp)
     sigma_dp = paper_sigma_dp(plan.C, plan.T, plan.D, mu)
     plan = replace(plan, sigma_dp=sigma_dp, mu=mu, cap=math.inf)
-    zero_out = epsilon_of(claimed_mu(plan, "zero-out"), plan.delta_dp)
+    zero_out = epsilon_of(gaussian_mu(plan.cost, "zero-out"), plan.delta_dp)
     return replace(plan, epsilon_zero_out=zero_out, epsilon_replace_one=plan.epsilon)
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dpzv.errors import PrivacyRefused
-from dpzv.privacy.events import ReleaseEvent
 from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.ledger import BatchIds, Ledger
 from dpzv.privacy.noise import NoiseSource
@@ -31,25 +31,15 @@ class Gate:
     def __init__(self, ledger: Ledger, noise: NoiseSource) -> None:
         self.plan: PrivacyPlan = ledger.plan
         self.ledger, self._noise = ledger, noise
-        self._per_record = self.plan.per_record
+        self._planned = self.plan.event(t=0, m=0, position=0, B=self.plan.B)  # with each round's own numbers
         # head steps paid for: so far, and when the head was last in a checkpoint
         self._paid = self._kept = ledger.head_steps
         self._ahead = 0  # steps paid for but not yet taken; lost in a crash, and then paid again
 
     def contributes(self, t: int, message: Embeddings) -> NDArray[np.bool_] | None:
         """Which records [B] of the batch may still contribute to round `t`; `None` if all of them may."""
-        plan, B = self.plan, len(message.h[0])
-        return self.ledger.contributes(
-            ReleaseEvent(
-                t=t,
-                m=message.m,
-                position=message.position,
-                B=B,
-                C=plan.C,
-                sigma_dp=plan.sigma_dp,
-                per_record=self._per_record,
-            )
-        )
+        event = replace(self._planned, t=t, m=message.m, position=message.position, B=len(message.h[0]))
+        return self.ledger.contributes(event)
 
     def release(self, pending: Pending, frame_xxh3: bytes) -> Release:
         """Admit, noise and store round `t`; what was stored before a crash is returned as it was."""
@@ -64,22 +54,14 @@ class Gate:
         """
         plan, ledger = self.plan, self.ledger
         t, m, position, B = pending.t, pending.m, pending.position, pending.B
-        if pending.divisor != (1 if self._per_record else B):
+        if pending.divisor != (1 if self._planned.per_record else B):
             raise PrivacyRefused(
                 f"the plan is for means over {B} records, or for numbers of one; got numbers divided by "
                 f"{pending.divisor}; release what was planned."
             )
         Delta = ledger.stored(t, frame_xxh3) if t <= ledger.last_t else None
         if Delta is None:
-            event = ReleaseEvent(
-                t=t,
-                m=m,
-                position=position,
-                B=B,
-                C=plan.C,
-                sigma_dp=plan.sigma_dp,
-                per_record=self._per_record,
-            )
+            event = replace(self._planned, t=t, m=m, position=position, B=B)
             ledger.admit(event)
             Delta = self._noise.release(
                 pending.totals, grid=pending.grid, divisor=pending.divisor, sigma_dp=plan.sigma_dp, t=t, m=m

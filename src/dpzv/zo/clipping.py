@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpzv.errors import ConfigError
-from dpzv.sensitivity import grid_of
+from dpzv.sensitivity import GRID_BITS
 
 __all__ = ["ClippedSum", "clipped_rows", "clipped_sum"]
 
@@ -51,7 +51,7 @@ def clipped_sum(delta_zo: NDArray[np.float64], C: float, contributes: NDArray[np
         terms[~contributes] = 0.0
     if math.isinf(C):
         return ClippedSum(float(terms.sum()), 1.0)
-    grid = grid_of(C)
+    grid = math.ldexp(C, -GRID_BITS)
     # |terms| <= C makes the quotient at most 2^40, where float64 still has steps far below 1
     terms /= grid
     return ClippedSum(int(np.add.reduce(np.rint(terms, out=terms).astype(np.int64))), grid)
@@ -74,7 +74,7 @@ def clipped_rows(
     terms = torch.where(keep[:, None], rows.double(), 0.0)
     if math.isinf(C):
         return terms.reshape(-1).cpu().numpy(), 1.0
-    grid = grid_of(C)
+    grid = math.ldexp(C, -GRID_BITS)
     # rounding moves an entry by half a step and the norm by sqrt(k)/2 steps; the other half covers float64
     inside = C - math.sqrt(rows.shape[1]) * grid
     largest = terms.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
