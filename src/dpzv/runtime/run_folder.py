@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 import msgspec
@@ -57,16 +57,12 @@ class RunFolder:
             self._transcript = (self.path / "transcript.jsonl").open("ab")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for file in (self._metrics, self._transcript):
-            if file is not None:
-                try:
+            # an error on its way out must not be hidden by the same disk failing again
+            with suppress(OSError) if kind is not None else nullcontext():
+                if file is not None:
                     file.close()
-                except OSError:
-                    if kind is None:
-                        raise
 
     @property
     def checkpoint(self) -> Path:

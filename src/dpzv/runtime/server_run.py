@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -93,10 +92,8 @@ class ServerRun:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
 
     def restore(self, beside: checkpoint.Simulated | None = None) -> None:
         """Go back to the last checkpoint, or to the start if there is none yet.
