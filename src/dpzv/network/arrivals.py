@@ -18,7 +18,7 @@ from dpzv.errors import PeerError
 from dpzv.metrics import headline_text
 from dpzv.network.alignment_state import AlignmentState
 from dpzv.network.transport import Peer, Peers
-from dpzv.network.wire import Ask, framed
+from dpzv.network.wire import MESSAGE, Ask
 from dpzv.protocol.messages import Embeddings, Evaluation
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.run_plan import noise_of, plan_of
@@ -32,7 +32,7 @@ EVALUATION_SECONDS = 120.0
 
 
 def open_run(config: Config, alignment: AlignmentState, folder: RunFolder) -> ServerRun:
-    """The server's run over the aligned records, new or where it was."""
+    """The server's run over the aligned records, at its start or at its last checkpoint."""
     records, M = alignment.records(), len(config.network.devices)
     widths = per_device("devices.embedding", config.devices.embedding, M)
     plan = plan_of(config, len(records.y_train), M)
@@ -49,15 +49,8 @@ class Arrived(Struct, frozen=True):
     frame: memoryview
 
 
-class _Unsent(Struct, frozen=True):
-    """A round whose release is made, and the device that waits for it."""
-
-    peer: Peer
-    opened: Opened
-
-
 class Arrivals:
-    """Rounds 1 to T of a run whose table is filled. Whoever reads from a device calls `arrived` and `evaluation`."""
+    """Rounds 1 to T of a run whose table is filled. What devices send comes in through `arrived` and `evaluation`."""
 
     def __init__(self, run: ServerRun, peers: Peers) -> None:
         self._run, self._peers = run, peers
@@ -69,8 +62,8 @@ class Arrivals:
         self._open = False  # whether a round may begin now
         self._last = time.monotonic()  # when the last one began
         self._unclosed: Opened | None = None  # a round whose release is on its way, but which is not closed yet
-        self._unsent: list[_Unsent] = []  # releases that are not durable yet
-        self._scheduled = False  # whether a commit will follow soon
+        self._unsent: list[tuple[Peer, Opened]] = []  # releases that are not durable yet, and who waits for each
+        self._scheduled = False  # whether a call of `_commit` is scheduled
         self._sending: set[asyncio.Task[Any]] = set()
         self._failure: BaseException | None = None
 
@@ -125,13 +118,13 @@ class Arrivals:
         """All rounds; false if stopped before the last."""
         run = self._run
         while not run.done and not self.stopping:
-            before, self._open, self._last = run.server.t, True, time.monotonic()
+            self._open, self._last = True, time.monotonic()
             self._go_on()  # with what came meanwhile
             while self._open and not self.stopping:
                 await self._wait(self._left())
             self._open = False
             await self._send_all()
-            if run.server.t > before and run.evaluation_due:
+            if run.evaluation_due:
                 await self.evaluate()
             if run.checkpoint_due:
                 run.save()
@@ -141,22 +134,18 @@ class Arrivals:
         return run.done
 
     async def evaluate(self) -> None:
-        """Ask all that are there for test embeddings, and measure with what came; absent ones keep their last."""
+        """Ask the connected devices for test embeddings, and measure; what does not come stays as it was sent last."""
         asked, run = self._peers.present(), self._run
-        before = {peer.m: self._tests.pop(peer.m, None) for peer in asked}
         for peer in asked:
             self._incoming[peer.m] = []
             await peer.tell(Ask("evaluate"))
         deadline = time.monotonic() + EVALUATION_SECONDS
-        # one that is lost meanwhile is not waited for: it would have to be asked again
-        while any(peer.m not in self._tests and not peer.closed.is_set() for peer in asked):
+        # a device that is lost meanwhile is not waited for: it would have to be asked again
+        while any(peer.m in self._incoming and not peer.closed.is_set() for peer in asked):
             await self._wait(deadline - time.monotonic())
             if time.monotonic() > deadline:
                 LOG.warning("test embeddings did not come in time; the last ones are used")
                 break
-        for m, last in before.items():
-            if m not in self._tests and last is not None:
-                self._tests[m] = last
         run.evaluate(self.tests, run.journal.seconds)
         assert run.journal.metrics is not None
         LOG.info("round %d of %d: %s", run.server.t, run.plan.T, headline_text(run.journal.metrics))
@@ -171,11 +160,11 @@ class Arrivals:
             try:
                 self._last = time.monotonic()
                 self._unclosed = self._run.begin(batch.message, batch.frame)
-                self._unsent.append(_Unsent(batch.peer, self._unclosed))
+                self._unsent.append((batch.peer, self._unclosed))
             except PeerError as error:
                 LOG.warning("device %d is closed: %s", batch.peer.m, error)
                 self._start(batch.peer.close(str(error)))
-            except Exception as error:  # a fault of ours, whoever's batch it was
+            except Exception as error:  # the server's own fault, not the device's
                 self._fail(error)
         if not self._unsent:
             return b""
@@ -187,14 +176,21 @@ class Arrivals:
         return b""
 
     def _next(self) -> Arrived | None:
-        """The batch of the next round, if there is one that may go."""
+        """The batch of the next round, or `None` if no round may begin now or the device whose turn it is is late."""
         if not self._waiting:
             return None
         self._close()
-        while self._open and not self.stopping and (m := self._whose_turn()) is not None:
-            batch = self._waiting.pop(m)
-            if not batch.peer.closed.is_set():
-                return batch
+        M, server, network = self._run.plan.M, self._run.server, self._run.config.network
+        first: list[int] = []  # who must come first; nobody: then the batches go in the order in which they came
+        if network.order == "turns":
+            first = [server.t % M + 1]
+        elif network.max_delay:
+            first = [m for m in range(1, M + 1) if server.t - server.times[m - 1] >= network.max_delay + M]
+        for m in first or list(self._waiting):
+            if m in self._waiting and self._open and not self.stopping:
+                batch = self._waiting.pop(m)
+                if not batch.peer.closed.is_set():
+                    return batch
         return None
 
     def _left(self) -> float:
@@ -208,18 +204,6 @@ class Arrivals:
             )
         return min(60.0, left) if left > 0 else 60.0
 
-    def _whose_turn(self) -> int | None:
-        """The device whose batch goes next, or `None` if it is not there yet."""
-        M, server, network = self._run.plan.M, self._run.server, self._run.config.network
-        if network.order == "turns":
-            m = server.t % M + 1
-            return m if m in self._waiting else None
-        if network.max_delay:
-            late = [m for m in range(1, M + 1) if server.t - server.times[m - 1] >= network.max_delay + M]
-            if late:
-                return next((m for m in late if m in self._waiting), None)
-        return next(iter(self._waiting), None)
-
     def _commit(self, own: Peer | None = None) -> bytes:
         """Make all queued releases durable at once and send them; the one to `own` is returned instead.
 
@@ -229,15 +213,15 @@ class Arrivals:
         if not group:
             return answer
         try:
-            self._run.commit(group[-1].opened)
+            self._run.commit(group[-1][1])
         except Exception as error:
             self._fail(error)
             return answer
-        for one in group:
-            if one.peer is own:
-                answer = framed(one.opened.answer)
+        for peer, opened in group:
+            if peer is own:
+                answer = MESSAGE + opened.answer
             else:
-                self._start(one.peer.send(framed(one.opened.answer)))
+                self._start(peer.send(MESSAGE + opened.answer))
         asyncio.get_running_loop().call_soon(self._close)  # when they are on their way
         return answer
 
@@ -266,7 +250,7 @@ class Arrivals:
             raise self._failure
 
     def _fail(self, error: BaseException) -> None:
-        """Let `run` end with this."""
+        """Let `run` end with this error."""
         self._failure, self._open = error, False
         self._news.set()
 
@@ -277,11 +261,13 @@ class Arrivals:
 
     def _sent(self, task: asyncio.Task[Any]) -> None:
         self._sending.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:  # not a lost device: a fault of ours
+        if (
+            not task.cancelled() and (error := task.exception()) is not None
+        ):  # the server's own fault, not a lost device
             self._fail(error)
 
     async def _wait(self, seconds: float) -> None:
-        """Until something happens, or for so long."""
+        """Return when something has happened, at the latest after `seconds`."""
         late = asyncio.get_running_loop().call_later(seconds, self._news.set)  # `wait_for` costs a task each time
         try:
             await self._news.wait()

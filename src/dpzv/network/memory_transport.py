@@ -107,16 +107,9 @@ class MemoryConnector:
             raise LinkLost(f"'{listener.name}' does not listen, or does not know '{name}'")
         here = MemoryStream(listener.name)
         there = MemoryStream(name, here)
-
-        async def serve() -> None:
-            try:
-                await talk(there)
-            finally:
-                there.hang_up()
-
-        task = asyncio.create_task(serve())
+        task = asyncio.ensure_future(talk(there))
         listener.links[task] = there
-        task.add_done_callback(listener.links.pop)
+        task.add_done_callback(lambda task: listener.links.pop(task).hang_up())
         try:
             yield here
         finally:
