@@ -18,7 +18,7 @@ from dpzv.config import Config
 from dpzv.errors import ConfigError, DataError, PeerError
 from dpzv.network.device_conversation import Conversation, FeatureRecords
 from dpzv.network.device_folder import DeviceFolder
-from dpzv.network.transport import GOODBYE_SECONDS, LONGEST_PAUSE, Connector, LinkLost, Stream
+from dpzv.network.transport import GOODBYE_SECONDS, LONGEST_PAUSE, Connector, LinkLost, Stream, last_word
 from dpzv.network.wire import Stop, pack, shown, unpack
 
 __all__ = ["DeviceParty"]
@@ -119,7 +119,7 @@ class DeviceParty:
                     async with self._writing:
                         await stream.write(answer)
             except LinkLost:  # the server may have closed this device while it wrote
-                stop = await self._last_words(stream)
+                stop = await last_word(stream, 1)
                 if stop is None:
                     raise
                 return await self._end(stream, stop)
@@ -137,13 +137,3 @@ class DeviceParty:
             async with self._writing:
                 await stream.write(pack(Stop(reason, final)))
                 await stream.close()
-
-    async def _last_words(self, stream: Stream) -> Stop | None:
-        """The goodbye of a server that is gone, if it came."""
-        with suppress(PeerError, LinkLost, TimeoutError):
-            async with asyncio.timeout(1):
-                while (frame := await stream.read()) is not None:
-                    message = unpack(self.conversation.codec, frame)
-                    if isinstance(message, Stop):
-                        return message
-        return None

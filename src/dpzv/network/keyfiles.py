@@ -97,8 +97,7 @@ def load_authority(folder: Path) -> Authority:
         raise DataError(
             f"{folder / 'ca.key'} is not the key of {folder / 'ca.crt'}; put back both files of one `dpzv keys init`."
         )
-    problem = _validity_problem(certificate)
-    if problem:
+    if problem := _validity_problem(certificate):
         raise ConfigError(f"{folder / 'ca.crt'} {problem}; make a new authority with `dpzv keys init`.")
     return Authority(certificate, key)
 
@@ -108,14 +107,18 @@ def issue_party(
 ) -> x509.Certificate:
     """Write the four files of party `name` to `out`; `ca` is the authority's folder.
 
-    A renewal keeps the key, and the hosts unless new ones are given. So only one file changes, atomically, and whoever
-    reads the folder meanwhile finds a certificate and a key that fit together.
+    A renewal keeps the key, and the hosts unless new ones are given. So only one file changes, atomically, and a party
+    that reads the folder meanwhile finds a certificate and a key that fit together.
     """
     party_name(name)
     authority, alignment = load_authority(ca), ca / "alignment.key"
     read_alignment_key(alignment)
     certificate_path, key_path = out / f"{name}.crt", out / f"{name}.key"
-    _check_free(certificate_path, key_path, renew)
+    if renew and not key_path.exists():
+        raise ConfigError(f"there is no {key_path} to renew the certificate of; issue it without --renew.")
+    for path in (certificate_path, key_path):
+        if path.exists() and not renew:
+            raise ConfigError(f"{path} exists already; add --renew for a new certificate, or choose another --out.")
     for source in (ca / "ca.crt", alignment):
         copy = out / source.name
         if copy.exists() and _read(copy) != _read(source):
@@ -135,13 +138,11 @@ def issue_party(
     return certificate
 
 
-def describe(path: Path, *, now: datetime | None = None) -> Description:
+def describe(path: Path) -> Description:
     """What the certificate in `path` says, checked against the clock and against `ca.crt` in the same folder."""
-    now = now or datetime.now(UTC)
-    certificate = _certificates(path)[0]
-    problem = _validity_problem(certificate, now=now)
+    certificate, beside = _certificates(path)[0], path.parent / "ca.crt"
+    problem = _validity_problem(certificate)
     problems = [problem] if problem else []
-    beside = path.parent / "ca.crt"
     if not beside.exists():
         problems.append("has no ca.crt beside it to be checked against")
     elif not any(_issued_by(certificate, ca) for ca in _certificates(beside)):
@@ -154,7 +155,7 @@ def describe(path: Path, *, now: datetime | None = None) -> Description:
         hosts=hosts_of(certificate),
         valid_from=certificate.not_valid_before_utc,
         valid_until=certificate.not_valid_after_utc,
-        days_left=(certificate.not_valid_after_utc - now) / timedelta(days=1),
+        days_left=(certificate.not_valid_after_utc - datetime.now(UTC)) / timedelta(days=1),
         sha256=certificate.fingerprint(hashes.SHA256()).hex(":").upper(),
         problems=problems,
     )
@@ -165,35 +166,25 @@ def own_name(credentials: Credentials) -> str:
     return _name_of(_certificates(credentials.certificate)[0].subject)
 
 
-def read_party_keys(credentials: Credentials) -> PartyKeys:
+def read_party_keys(own: Credentials) -> PartyKeys:
     """Read the three files; what a peer would refuse anyway is refused here, with a better reason."""
-    chain, authorities = _certificates(credentials.certificate), _certificates(credentials.ca)
-    certificate = chain[0]
-    if not _same_key(certificate, _key(credentials.key)):
-        raise DataError(
-            f"{credentials.key} is not the key of {credentials.certificate}; give the two files of one "
-            "`dpzv keys issue`."
-        )
+    chain, authorities = _certificates(own.certificate), _certificates(own.ca)
+    certificate, name = chain[0], _name_of(chain[0].subject)
+    if not _same_key(certificate, _key(own.key)):
+        raise DataError(f"{own.key} is not the key of {own.certificate}; give the two files of one `dpzv keys issue`.")
     if not any(_issued_by(certificate, ca) for ca in [*chain[1:], *authorities]):
         raise DataError(
-            f"{credentials.certificate} was not issued by the authority in {credentials.ca}; "
-            "give the ca.crt that came with it."
+            f"{own.certificate} was not issued by the authority in {own.ca}; give the ca.crt that came with it."
         )
-    problem = _validity_problem(certificate)
-    if problem:
-        raise ConfigError(renewal(credentials, _name_of(certificate.subject), problem))
+    if problem := _validity_problem(certificate):
+        raise ConfigError(renewal(own, name, problem))
     if all(_validity_problem(ca) for ca in authorities):
         raise ConfigError(
-            f"{credentials.ca} {_validity_problem(authorities[0])}; make a new authority with `dpzv keys init` "
-            "and issue all certificates again."
+            f"{own.ca} {_validity_problem(authorities[0])}; make a new authority with `dpzv keys init` and issue all "
+            "certificates again."
         )
-    return PartyKeys(
-        _read(credentials.certificate),
-        _read(credentials.key),
-        _read(credentials.ca),
-        _name_of(certificate.subject),
-        certificate.not_valid_after_utc,
-    )
+    until = certificate.not_valid_after_utc
+    return PartyKeys(_read(own.certificate), _read(own.key), _read(own.ca), name, until)
 
 
 def _same_key(certificate: x509.Certificate, key: PrivateKeyTypes) -> bool:
@@ -211,10 +202,9 @@ def _issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     return True
 
 
-def _validity_problem(certificate: x509.Certificate, *, now: datetime | None = None) -> str | None:
-    """What is wrong with the certificate's dates now, as the end of a sentence, or None."""
-    now = now or datetime.now(UTC)
-    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+def _validity_problem(certificate: x509.Certificate) -> str | None:
+    """What is wrong with the certificate's dates now, as the end of a sentence, or `None`."""
+    now, start, end = datetime.now(UTC), certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > end:
         return f"expired on {end:%Y-%m-%d %H:%M} UTC"
     if now < start:
@@ -286,14 +276,6 @@ def _read(path: Path) -> bytes:
         raise DataError(f"{path} is missing; make it with `dpzv keys init` and `dpzv keys issue`.") from None
     except OSError as error:
         raise DataError(f"{path} could not be read ({error.strerror or error}); give a readable file.") from error
-
-
-def _check_free(certificate: Path, key: Path, renew: bool) -> None:
-    if renew and not key.exists():
-        raise ConfigError(f"there is no {key} to renew the certificate of; issue it without --renew.")
-    for path in (certificate, key):
-        if path.exists() and not renew:
-            raise ConfigError(f"{path} exists already; add --renew for a new certificate, or choose another --out.")
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

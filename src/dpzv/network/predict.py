@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from dpzv.config import Config, per_device
 from dpzv.errors import DataError, PeerError
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
-from dpzv.network.server_party import greet
-from dpzv.network.transport import IDS_SECONDS, LinkLost, Listener, Peer, Stream, next_frame, read_to_the_end
-from dpzv.network.wire import Ask, Done, Hello, Ids, Welcome, unpack
+from dpzv.network.server_party import greet, hashed_ids
+from dpzv.network.transport import LinkLost, Listener, Peer, Stream, last_word, next_frame
+from dpzv.network.wire import Ask, Done, Hello, Welcome, unpack
 from dpzv.privacy.spent import read_ledger
 from dpzv.protocol.messages import Evaluation
 from dpzv.runtime.assemble_device import codec_of
@@ -104,7 +104,7 @@ class Predictor:
         except PeerError as error:
             LOG.warning("%s", error)
             await peer.close(str(error))
-            await read_to_the_end(stream)
+            await last_word(stream)
         except LinkLost as error:
             LOG.warning("device %d is gone (%s)", peer.m, error)
         finally:
@@ -124,11 +124,9 @@ class Predictor:
         """Everything one device has to send."""
         m, stream = peer.m, peer.stream
         await peer.tell(Welcome(m, "", "predict", True))
-        ids = unpack(None, await next_frame(stream, IDS_SECONDS))
-        if not isinstance(ids, Ids) or len(ids.hashes) % 16:
-            raise PeerError(f"device {m} must send its hashed ids, got {type(ids).__name__}; it is closed.")
+        ids = np.frombuffer(await hashed_ids(peer), np.uint8).reshape(-1, 16)
         await self._hashed.wait()
-        rows = await asyncio.to_thread(self._found, m, np.frombuffer(ids.hashes, np.uint8).reshape(-1, 16))
+        rows = await asyncio.to_thread(self._found, m, ids)
         await peer.tell(Ask("predict", rows.tobytes()))
         codec = codec_of(self._config, m, len(self._names))
         columns = slice(int(self._offsets[m - 1]), int(self._offsets[m]))

@@ -12,11 +12,10 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Protocol
 
 from dpzv.errors import PeerError
-from dpzv.network.wire import Control, Stop, pack
+from dpzv.network.wire import CONTROL, Control, Stop, pack, unpack
 
 __all__ = [
     "GOODBYE_SECONDS",
-    "IDS_SECONDS",
     "LONGEST_PAUSE",
     "Connector",
     "LinkLost",
@@ -24,15 +23,12 @@ __all__ = [
     "Peer",
     "Peers",
     "Stream",
+    "last_word",
     "next_frame",
-    "read_to_the_end",
 ]
 
 LONGEST_PAUSE = 30.0
 """Seconds between two attempts of a device to connect, at most."""
-
-IDS_SECONDS = 600.0
-"""How long a device may take to send its ids: a million over a slow line."""
 
 GOODBYE_SECONDS = 5.0
 """How long a party waits for the other side's last frames once one of them has said goodbye."""
@@ -98,12 +94,17 @@ async def next_frame(stream: Stream, seconds: float) -> bytes:
     return frame
 
 
-async def read_to_the_end(stream: Stream, hear: Callable[[bytes], object] = len) -> None:
-    """Read what a closed peer still sends: if its stream ended while it writes, it would never read why."""
+async def last_word(stream: Stream, seconds: float = GOODBYE_SECONDS) -> Stop | None:
+    """Read until the other side's goodbye, and return it if it comes within `seconds`.
+
+    So a peer that was closed while it writes can go on writing, and then reads why it was closed.
+    """
     with suppress(PeerError, LinkLost, TimeoutError):
-        async with asyncio.timeout(GOODBYE_SECONDS):
+        async with asyncio.timeout(seconds):
             while (frame := await stream.read()) is not None:
-                hear(frame)
+                if frame[:1] == CONTROL and isinstance(message := unpack(None, frame), Stop):
+                    return message
+    return None
 
 
 class Peer:

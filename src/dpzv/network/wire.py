@@ -19,6 +19,7 @@ from dpzv.protocol.messages import Message
 from dpzv.version import VERSION
 
 __all__ = [
+    "CONTROL",
     "MESSAGE",
     "PART",
     "PROTOCOL",
@@ -44,8 +45,8 @@ MAX_CONTROL = 1 << 24
 PART = 1 << 18
 """Bytes of the longest frame that every transport sends in one piece; a longer one may go in parts."""
 
-MESSAGE = b"m"
-"""The first byte of a frame with a message of `protocol/`; a control message begins with 'c'."""
+MESSAGE, CONTROL = b"m", b"c"
+"""The first byte of a frame, which is a format: it holds a message of `protocol/`, or a control message."""
 
 PROTOCOL = 1
 """Parties that speak another number refuse each other."""
@@ -128,7 +129,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 def pack(control: Control) -> bytes:
     """The frame of a control message."""
-    return b"c" + _ENCODER.encode(control)
+    return CONTROL + _ENCODER.encode(control)
 
 
 def pack_message(codec: Codec, message: Message) -> bytes:
@@ -144,7 +145,7 @@ def unpack(codec: Codec | None, frame: bytes) -> Control | Message:
         raise PeerError(f"a frame of this kind has at most {most} bytes, got {len(frame)}; the peer is closed.")
     if kind == MESSAGE and codec is not None:
         return codec.decode(body)
-    if kind != b"c":
+    if kind != CONTROL:
         raise PeerError(
             f"a frame begins with 'c', or with 'm' once the rows are known, got {kind!r}; the peer is closed."
         )
