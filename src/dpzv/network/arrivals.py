@@ -168,7 +168,7 @@ class Arrivals:
                 self._fail(error)
         if not self._unsent:
             return b""
-        if own is not None and (not self._run.ledger.durable or len(self._unsent) == len(self._peers)):
+        if own is not None and (not self._run.ledger.durable or len(self._unsent) == len(self._peers.here)):
             return self._commit(own)
         if not self._scheduled:
             self._scheduled = True

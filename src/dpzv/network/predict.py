@@ -66,8 +66,17 @@ class Predictor:
         await listener.start(self._talk)
         LOG.info("waiting for %s", ", ".join(self._names))
         try:
-            self._want(await asyncio.to_thread(self._ids))  # meanwhile the devices connect
-            await asyncio.wait_for(self._complete(), seconds)
+            hashes = await asyncio.to_thread(self._ids)  # meanwhile the devices connect
+            self._wanted = np.ascontiguousarray(hashes).view(np.uint64)  # [n, 2]
+            self._order = np.argsort(self._wanted[:, 0])
+            self._rows = np.zeros((len(hashes), int(self._offsets[-1])), np.float32)
+            self._hashed.set()
+            async with asyncio.timeout(seconds):
+                while self._left:
+                    await self._news.wait()
+                    self._news.clear()
+                    if self._failure is not None:
+                        raise self._failure
         except TimeoutError:
             away = ", ".join(self._names[m - 1] for m in sorted(self._left))
             raise PeerError(f"{away} did not answer within {seconds:g} s; start `dpzv device --stay` there.") from None
@@ -75,19 +84,6 @@ class Predictor:
             await listener.stop(1)
         self._go_on()
         return torch.cat(self._outputs)
-
-    def _want(self, hashes: NDArray[np.uint8]) -> None:
-        self._wanted = np.ascontiguousarray(hashes).view(np.uint64)  # [n, 2]
-        self._order = np.argsort(self._wanted[:, 0])
-        self._rows = np.zeros((len(hashes), int(self._offsets[-1])), np.float32)
-        self._hashed.set()
-
-    async def _complete(self) -> None:
-        while self._left:
-            await self._news.wait()
-            self._news.clear()
-            if self._failure is not None:
-                raise self._failure
 
     async def _talk(self, stream: Stream) -> None:
         peer = Peer(0, stream)

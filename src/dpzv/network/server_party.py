@@ -107,7 +107,7 @@ class ServerParty:
                     await self._farewell()
                 return summary
         finally:
-            for peer in self._peers.everybody():
+            for peer in list(self._peers.here.values()):
                 await peer.close(STOPPING)
             await listener.stop(2)
             watching.cancel()
@@ -130,7 +130,7 @@ class ServerParty:
 
     def status(self) -> Status:
         """Where the run is, for its operator."""
-        run, here = self._run, {peer.m for peer in self._peers.everybody()}
+        run, here = self._run, self._peers.here
         if run is None:
             devices = tuple(DeviceStatus(name, m in here, 0, 0) for m, name in enumerate(self._names, 1))
             return Status(time.time(), "waiting for the parties", 0, 0, 0, 0, None, None, 0.0, devices)
@@ -232,8 +232,7 @@ class ServerParty:
                 "the folder, or start a new run."
             )
         await peer.tell(wire.Welcome(m, run_id, "train", False))
-        rows = self._alignment.rows(m)
-        await peer.tell(wire.Rows(rows.train, rows.test, run.plan.mu_start[m - 1]))
+        await peer.tell(self._alignment.rows(m, run.plan.mu_start[m - 1]))
         if self._closing:
             raise PeerError(STOPPING)
         for release in run.missed(m, hello.position if hello.run_id else 0):

@@ -1,6 +1,6 @@
-"""What parties talk over, whatever carries it: streams of frames from devices that connect to a server that listens.
+"""What every transport offers: devices connect to a server that listens, and both sides read and write frames.
 
-Another transport is one new file with a `Listener` and a `Connector`; `grpc_transport` is the one over networks,
+A transport is one file with a `Listener` and a `Connector`; `grpc_transport` is the one over networks,
 `memory_transport` the one inside a process.
 """
 
@@ -39,9 +39,9 @@ class LinkLost(Exception):
 
 
 class Stream(Protocol):
-    """Frames both ways: each arrives whole and once, in the order sent. One reader and one writer at a time a side.
+    """Frames both ways: each arrives whole and once, in the order sent. Each side has one reader and one writer.
 
-    The devices' side ends it with `close`, the server's by returning from what it was given to `Listener.start`.
+    A device ends the stream with `close`, the server by returning from the function that `Listener.start` was given.
     """
 
     @property
@@ -141,35 +141,27 @@ class Peer:
 
 
 class Peers:
-    """The devices that are connected to the server. `changed` is set whenever one comes or goes."""
+    """The devices that are connected to the server, by number in `here`; `changed` is set when one comes or goes."""
 
     def __init__(self) -> None:
-        self._here: dict[int, Peer] = {}
+        self.here: dict[int, Peer] = {}
         self.changed = asyncio.Event()
 
     async def attach(self, m: int, stream: Stream) -> Peer:
         """Device m has come; an older stream of the same device is closed."""
-        older = self._here.pop(m, None)
-        if older is not None:
+        if (older := self.here.pop(m, None)) is not None:
             await older.close("the same device connected again")
-        peer = self._here[m] = Peer(m, stream)
+        peer = self.here[m] = Peer(m, stream)
         self.changed.set()
         return peer
 
     def detach(self, peer: Peer) -> None:
-        """The device of this stream has gone, unless it is back by another stream already."""
+        """This stream of a device has ended; the device may be back by another stream already."""
         peer.closed.set()
-        if self._here.get(peer.m) is peer:
-            del self._here[peer.m]
+        if self.here.get(peer.m) is peer:
+            del self.here[peer.m]
         self.changed.set()
 
-    def __len__(self) -> int:
-        return len(self._here)
-
     def present(self) -> list[Peer]:
-        """All that are connected and can be asked for things."""
-        return [peer for peer in self._here.values() if peer.introduced]
-
-    def everybody(self) -> list[Peer]:
-        """All that are connected."""
-        return list(self._here.values())
+        """The devices that are connected and can be asked for things."""
+        return [peer for peer in self.here.values() if peer.introduced]
