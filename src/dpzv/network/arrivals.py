@@ -55,7 +55,6 @@ class Arrivals:
     def __init__(self, run: ServerRun, peers: Peers) -> None:
         self._run, self._peers = run, peers
         self.stopping = False
-        self._news = peers.changed
         self._waiting: dict[int, Arrived] = {}
         self._tests: dict[int, list[Evaluation]] = {}
         self._incoming: dict[int, list[Evaluation]] = {}
@@ -97,7 +96,7 @@ class Arrivals:
         if chunks is None or sum(len(chunk.h) for chunk in chunks) != D_test:
             raise PeerError(f"device {m} must send {D_test} test embeddings when asked; the peer is closed.")
         self._tests[m] = chunks
-        self._news.set()
+        self._peers.changed.set()
 
     @property
     def has_tests(self) -> bool:
@@ -112,7 +111,7 @@ class Arrivals:
     def stop(self) -> None:
         """End after the round at hand, with a checkpoint."""
         self.stopping = True
-        self._news.set()
+        self._peers.changed.set()
 
     async def run(self) -> bool:
         """All rounds; false if stopped before the last."""
@@ -121,7 +120,7 @@ class Arrivals:
             self._open, self._last = True, time.monotonic()
             self._go_on()  # with what came meanwhile
             while self._open and not self.stopping:
-                await self._wait(self._left())
+                await self._peers.news(self._left())
             self._open = False
             await self._send_all()
             if run.evaluation_due:
@@ -142,7 +141,7 @@ class Arrivals:
         deadline = time.monotonic() + EVALUATION_SECONDS
         # a device that is lost meanwhile is not waited for: it would have to be asked again
         while any(peer.m in self._incoming and not peer.closed.is_set() for peer in asked):
-            await self._wait(deadline - time.monotonic())
+            await self._peers.news(deadline - time.monotonic())
             if time.monotonic() > deadline:
                 LOG.warning("test embeddings did not come in time; the last ones are used")
                 break
@@ -237,7 +236,7 @@ class Arrivals:
             return
         if self._run.evaluation_due or self._run.checkpoint_due:
             self._open = False
-            self._news.set()
+            self._peers.changed.set()
 
     async def _send_all(self) -> None:
         """Send what is queued, and wait until it is out; no round is open then."""
@@ -252,7 +251,7 @@ class Arrivals:
     def _fail(self, error: BaseException) -> None:
         """Let `run` end with this error."""
         self._failure, self._open = error, False
-        self._news.set()
+        self._peers.changed.set()
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(work)
@@ -265,12 +264,3 @@ class Arrivals:
             not task.cancelled() and (error := task.exception()) is not None
         ):  # the server's own fault, not a lost device
             self._fail(error)
-
-    async def _wait(self, seconds: float) -> None:
-        """Return when something has happened, at the latest after `seconds`."""
-        late = asyncio.get_running_loop().call_later(seconds, self._news.set)  # `wait_for` costs a task each time
-        try:
-            await self._news.wait()
-        finally:
-            late.cancel()
-        self._news.clear()

@@ -28,11 +28,11 @@ from dpzv.network.wire import PART
 from dpzv.protocol.codec import MAX_FRAME
 
 __all__ = [
+    "METHOD",
     "GrpcConnector",
     "GrpcListener",
     "GrpcStream",
     "channel_credentials",
-    "open_stream",
     "peer_option",
     "refusals_logged",
     "server_credentials",
@@ -136,12 +136,7 @@ class GrpcListener:
     def __init__(self, address: str, credentials: Credentials) -> None:
         self._asked, self._credentials = address, credentials
         self._server: grpc.aio.Server | None = None
-        self.port = 0
-
-    @property
-    def address(self) -> str:
-        """The port; 0 before it has started."""
-        return f"port {self.port}"
+        self.port, self.address = 0, "no port yet"
 
     async def start(self, talk: Callable[[Stream], Awaitable[None]]) -> None:
         """Run `talk` for every stream of a device from now on."""
@@ -160,7 +155,7 @@ class GrpcListener:
                 f"{self._asked} cannot be listened on ({error}); choose another `listen` address."
             ) from None
         await server.start()
-        self.port = port
+        self.port, self.address = port, f"port {port}"
 
     async def stop(self, seconds: float) -> None:
         """Let nobody in any more, and end the streams that are left after `seconds`."""
@@ -177,17 +172,12 @@ class GrpcConnector:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[GrpcStream]:
         """A new stream, with the certificate as it is on the disk now; nothing is sent yet."""
-        channel, stream = open_stream(self._address, channel_credentials(self._credentials), self._server)
+        credentials, options = channel_credentials(self._credentials), [*_OPTIONS, peer_option(self._server)]
+        channel = grpc.aio.secure_channel(self._address, credentials, options=options)
         try:
-            yield stream
+            yield GrpcStream(channel.stream_stream(METHOD)(), self._server)
         finally:
             await channel.close()
-
-
-def open_stream(address: str, credentials: grpc.ChannelCredentials, server: str) -> tuple[grpc.aio.Channel, GrpcStream]:
-    """A channel to the party called `server` at `address`, and one stream on it; nothing is sent yet."""
-    channel = grpc.aio.secure_channel(address, credentials, options=[*_OPTIONS, peer_option(server)])
-    return channel, GrpcStream(channel.stream_stream(METHOD)(), server)
 
 
 def peer_option(name: str) -> tuple[str, str]:

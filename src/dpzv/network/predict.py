@@ -47,10 +47,9 @@ class Predictor:
     ) -> None:
         if not folder.finished:
             raise DataError(f"{folder.path} holds no finished run; train it to its end first.")
-        self._config, self._folder = config, folder
-        self._names = config.network.devices
+        self._config, self._names = config, config.network.devices
         self._ids, self._hashed = wanted, asyncio.Event()
-        self._alignment = AlignmentState(folder.path, labels, len(self._names), config.data.holdout, 1)
+        AlignmentState(folder.path, labels, len(self._names), config.data.holdout, 1)  # refuses other records
         self._ledger = read_ledger(folder.path)
         widths = per_device("devices.embedding", config.devices.embedding, len(self._names))
         self._offsets = np.cumsum([0, *widths])

@@ -91,7 +91,7 @@ class ServerParty:
             with ExitStack() as stack:
                 stack.callback(setattr, self, "_closing", True)  # no device may be heard once the ledger is closed
                 while not self._alignment.complete and not self._stopping:
-                    await self._news()
+                    await self._peers.news()
                 if self._failure is not None:
                     raise self._failure
                 if self._stopping:
@@ -120,7 +120,7 @@ class ServerParty:
         with suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_SECONDS):
                 while len(self._told) < len(self._names) and not self._stopping:
-                    await self._news()
+                    await self._peers.news()
         away = [name for m, name in enumerate(self._names, 1) if m not in self._told]
         if away:
             LOG.warning(
@@ -153,7 +153,7 @@ class ServerParty:
 
     async def _train(self, run: ServerRun, arrivals: Arrivals) -> dict[str, Any] | None:
         while not run.ready and not self._stopping:
-            await self._news()
+            await self._peers.news()
         if self._stopping:
             return None
         if not run.begun:
@@ -170,7 +170,7 @@ class ServerParty:
             if len(self._peers.present()) == len(self._names):
                 await arrivals.evaluate()
             else:
-                await self._news()
+                await self._peers.news()
         return run.finish(arrivals.tests, run.journal.seconds)
 
     async def _talk(self, stream: Stream) -> None:
@@ -286,7 +286,3 @@ class ServerParty:
         while True:
             write_status(self._folder.path, self.status())
             await asyncio.sleep(1)
-
-    async def _news(self) -> None:
-        await self._peers.changed.wait()
-        self._peers.changed.clear()

@@ -7,6 +7,7 @@ A transport is one file with a `Listener` and a `Connector`; `grpc_transport` is
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Protocol
@@ -161,6 +162,15 @@ class Peers:
         if self.here.get(peer.m) is peer:
             del self.here[peer.m]
         self.changed.set()
+
+    async def news(self, seconds: float = math.inf) -> None:
+        """Return when something has changed, at the latest after `seconds`."""
+        late = asyncio.get_running_loop().call_later(seconds, self.changed.set)  # `wait_for` costs a task each time
+        try:
+            await self.changed.wait()
+        finally:
+            late.cancel()
+        self.changed.clear()
 
     def present(self) -> list[Peer]:
         """The devices that are connected and can be asked for things."""
