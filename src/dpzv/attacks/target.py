@@ -182,7 +182,7 @@ def _short(config: Config, *, B: int, rounds: int, head_batch: int) -> Config:
         privacy=change(config.privacy, min_batch=B),
         table=change(config.table, path=""),
         runtime=change(config.runtime, accelerator="cpu"),
-        # nobody is behind these records, so their ledger may forget, whatever noise the attack is given
+        # no person is behind these records, so their ledger need not be durable, whatever noise is attacked
         noise=change(config.noise, source="seeded"),
     )
 

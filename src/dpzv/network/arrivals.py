@@ -69,7 +69,7 @@ class Arrivals:
     def arrived(self, batch: Arrived) -> bytes:
         """A device sent the next batch of its schedule; its round begins now if it may.
 
-        Returns the answer for the caller to send, if there is one at once. A later answer is sent from here.
+        Returns the answer if it is ready at once, and the caller sends it. Later answers are sent from here.
         """
         m = batch.peer.m
         self._close()
@@ -109,7 +109,7 @@ class Arrivals:
         return [message for chunks in self._tests.values() for message in chunks]
 
     def stop(self) -> None:
-        """End after the round at hand, with a checkpoint."""
+        """End after the current round, with a checkpoint."""
         self.stopping = True
         self._peers.changed.set()
 
@@ -118,7 +118,7 @@ class Arrivals:
         run = self._run
         while not run.done and not self.stopping:
             self._open, self._last = True, time.monotonic()
-            self._go_on()  # with what came meanwhile
+            self._go_on()  # with the batches that came meanwhile
             while self._open and not self.stopping:
                 await self._peers.news(self._left())
             self._open = False
@@ -153,7 +153,7 @@ class Arrivals:
         """Begin all rounds that may begin now, and see that their releases are committed and sent.
 
         Devices whose batches come within the same turn of the event loop share a commit. Returns the answer to `own`
-        if it is committed at once: when commits cost nothing, or when nobody is left who could share this one.
+        if it is committed at once: when commits cost nothing, or when every connected device has a release in this one.
         """
         while (batch := self._next()) is not None:
             try:
@@ -175,12 +175,14 @@ class Arrivals:
         return b""
 
     def _next(self) -> Arrived | None:
-        """The batch of the next round, or `None` if no round may begin now or the device whose turn it is is late."""
+        """The batch of the next round, or `None` if no round may begin, or the device that must be next is missing."""
         if not self._waiting:
             return None
         self._close()
         M, server, network = self._run.plan.M, self._run.server, self._run.config.network
-        first: list[int] = []  # who must come first; nobody: then the batches go in the order in which they came
+        first: list[
+            int
+        ] = []  # one of these must be next; if there are none, the batches go in the order in which they came
         if network.order == "turns":
             first = [server.t % M + 1]
         elif network.max_delay:
@@ -221,11 +223,11 @@ class Arrivals:
                 answer = MESSAGE + opened.answer
             else:
                 self._start(peer.send(MESSAGE + opened.answer))
-        asyncio.get_running_loop().call_soon(self._close)  # when they are on their way
+        asyncio.get_running_loop().call_soon(self._close)  # once the releases are on their way
         return answer
 
     def _close(self) -> None:
-        """End the round at hand, and let no other begin where an evaluation or a checkpoint is due."""
+        """End the current round, and let no other begin where an evaluation or a checkpoint is due."""
         opened, self._unclosed = self._unclosed, None
         if opened is None:
             return
@@ -239,7 +241,7 @@ class Arrivals:
             self._peers.changed.set()
 
     async def _send_all(self) -> None:
-        """Send what is queued, and wait until it is out; no round is open then."""
+        """Send all queued releases, and wait until they are sent; then no round is open."""
         if self._unsent:
             self._commit()
         self._close()
@@ -260,7 +262,6 @@ class Arrivals:
 
     def _sent(self, task: asyncio.Task[Any]) -> None:
         self._sending.discard(task)
-        if (
-            not task.cancelled() and (error := task.exception()) is not None
-        ):  # the server's own fault, not a lost device
+        # `Peer.send` raises nothing when a device is lost, so this is the server's own fault
+        if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)

@@ -137,7 +137,7 @@ class Conversation:
         yield pack(Done(message.what))
 
     def _build_to_predict(self) -> None:
-        """This device as it was trained, for whatever records its file holds now."""
+        """This device as it was trained, for the records that its file holds now."""
         D = self._folder.state().D
         if not D:
             raise PeerError("this device has no trained weights in its folder, so it cannot take part in predictions.")

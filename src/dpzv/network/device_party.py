@@ -39,7 +39,7 @@ class DeviceParty:
         self.conversation = Conversation(config, features, DeviceFolder(folder))
         self._stopping = asyncio.Event()
         self._writing = asyncio.Lock()
-        self._leave: Callable[[], Coroutine[Any, Any, None]] | None = None  # how to end the link at hand
+        self._leave: Callable[[], Coroutine[Any, Any, None]] | None = None  # how to end the current link
         self._leaving: asyncio.Task[None] | None = None
 
     async def run(self, connector: Connector, *, stay: bool = False) -> None:
@@ -60,7 +60,7 @@ class DeviceParty:
             except PeerError as error:
                 LOG.error("%s", error)
             except (ConfigError, DataError) as error:
-                if not self.conversation.run_id:  # nothing has begun: whoever started this should hear of it
+                if not self.conversation.run_id:  # nothing has begun, so the operator is told at once
                     raise
                 LOG.error("%s", error)  # such as a certificate that is being renewed
             pause = 0.5 if time.monotonic() - began > 60 else min(longest, 2 * pause)
@@ -70,7 +70,7 @@ class DeviceParty:
                 LOG.info("connecting again")
 
     def stop(self) -> None:
-        """Say goodbye after the message at hand; weights are kept."""
+        """Say goodbye after the current message; weights are kept."""
         self._stopping.set()
         if self._leave is not None and self._leaving is None:
             self._leaving = asyncio.create_task(self._leave())
@@ -103,7 +103,7 @@ class DeviceParty:
                 self.conversation.save()
 
     async def _talk(self, stream: Stream) -> bool:
-        """Answer the server until its goodbye; true if it is for good."""
+        """Answer the server until its goodbye; true if the server says not to come back."""
         conversation = self.conversation
         async with self._writing:  # a goodbye may come at any time
             await stream.write(conversation.hello())
@@ -125,7 +125,7 @@ class DeviceParty:
                 return await self._end(stream, stop)
 
     async def _end(self, stream: Stream, stop: Stop) -> bool:
-        """Answer the server's goodbye; true if it is for good."""
+        """Answer the server's goodbye; true if the server says not to come back."""
         LOG.info("the server says goodbye: %s", shown(stop.reason))
         if stop.final:
             self.conversation.finish()

@@ -1,8 +1,8 @@
 """gRPC streams with mutual TLS: both sides show a certificate of the federation's authority, or there is no link.
 
-A dead or frozen peer is found within seconds by pings, which wait behind whatever is already on its way. So little may
-be on its way at once: a long frame is sent in parts, and gRPC is kept from widening its window. Nothing outside this
-file imports grpc.
+Pings find a dead or frozen peer within seconds. They wait behind the data that is already on its way, so little may be
+on its way at once: a long frame is sent in parts, and gRPC is kept from widening its window. Nothing outside this file
+imports grpc.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class GrpcListener:
         self.port, self.address = port, f"port {port}"
 
     async def stop(self, seconds: float) -> None:
-        """Let nobody in any more, and end the streams that are left after `seconds`."""
+        """Accept no more streams, and end those that are left after `seconds`."""
         if self._server is not None:
             await self._server.stop(grace=seconds)
 

@@ -74,7 +74,7 @@ class MemoryListener:
         self.talk = talk
 
     async def stop(self, seconds: float) -> None:
-        """Let nobody in any more, and end the streams that are left after `seconds`."""
+        """Accept no more streams, and end those that are left after `seconds`."""
         self.talk = None
         if self.links:
             await asyncio.wait(list(self.links), timeout=seconds)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 from dpzv.config import Config
@@ -67,7 +67,7 @@ async def hashed_ids(peer: Peer) -> bytes:
 
 
 class ServerParty:
-    """A server between its labels and its run folder."""
+    """The server of a run, with its labels and its run folder."""
 
     def __init__(self, config: Config, labels: LabelRecords, folder: RunFolder) -> None:
         self._config, self._labels, self._folder = config, labels, folder
@@ -99,7 +99,7 @@ class ServerParty:
                 LOG.info("records: %s", self._alignment.counts)
                 self._run = run = stack.enter_context(open_run(self._config, self._alignment, self._folder))
                 self._arrivals = arrivals = Arrivals(run, self._peers)
-                self._finished = self._folder.finished  # then it was started again for devices that were away
+                self._finished = self._folder.finished  # true if it was started again for devices that were away
                 self._aligned.set()
                 summary = self._folder.read_summary() if self._finished else await self._train(run, arrivals)
                 if summary is not None:
@@ -117,10 +117,9 @@ class ServerParty:
         """Tell every device that the run is finished, and wait a little for those that are away."""
         for peer in self._peers.present():
             await peer.close(FINISHED, final=True)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_SECONDS):
-                while len(self._told) < len(self._names) and not self._stopping:
-                    await self._peers.news()
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        while len(self._told) < len(self._names) and not self._stopping and time.monotonic() < deadline:
+            await self._peers.news(deadline - time.monotonic())
         away = [name for m, name in enumerate(self._names, 1) if m not in self._told]
         if away:
             LOG.warning(
@@ -145,7 +144,7 @@ class ServerParty:
         return Status(time.time(), stage, server.t, seen.T, up, down, spent, epsilon, delay, devices)
 
     def stop(self) -> None:
-        """End after the round at hand; everything up to then is kept."""
+        """End after the current round; everything up to then is kept."""
         self._stopping = True
         self._peers.changed.set()
         if self._arrivals is not None:
@@ -200,7 +199,7 @@ class ServerParty:
                 self._peers.detach(peer)
 
     async def _introduce(self, peer: Peer, hello: wire.Hello) -> None:
-        """Tell a device who it is, align its records, and bring it to where the run is."""
+        """Tell a device its number, align its records, and send it the releases that it has missed."""
         m = peer.m
         needs = self._alignment.needs(m, hello.ids_sha256)
         await peer.tell(wire.Welcome(m, "", "train", needs))

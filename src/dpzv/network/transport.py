@@ -80,7 +80,7 @@ class Listener(Protocol):
         """Run `talk` for every stream that a device opens from now on; it may be cancelled when a device is lost."""
 
     async def stop(self, seconds: float) -> None:
-        """Let nobody in any more, and end the streams that are left after `seconds`."""
+        """Accept no more streams, and end those that are left after `seconds`."""
 
 
 async def next_frame(stream: Stream, seconds: float) -> bytes:
