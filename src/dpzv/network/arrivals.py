@@ -180,9 +180,7 @@ class Arrivals:
             return None
         self._close()
         M, server, network = self._run.plan.M, self._run.server, self._run.config.network
-        first: list[
-            int
-        ] = []  # one of these must be next; if there are none, the batches go in the order in which they came
+        first: list[int] = []  # one of these must be next; if the list is empty, the oldest batch is
         if network.order == "turns":
             first = [server.t % M + 1]
         elif network.max_delay:
@@ -262,6 +260,6 @@ class Arrivals:
 
     def _sent(self, task: asyncio.Task[Any]) -> None:
         self._sending.discard(task)
-        # `Peer.send` raises nothing when a device is lost, so this is the server's own fault
+        # a `Peer` raises nothing when its device is lost, so this is the server's own fault
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
