@@ -115,7 +115,7 @@ def party_of(settings: Mapping[str, Any], how: str) -> Party:
 
 
 class Attempts:
-    """A connector that gives up when many attempts to connect were in vain."""
+    """A connector that gives up when the server cannot be reached for `GIVE_UP_SECONDS`."""
 
     def __init__(self, own: Connector) -> None:
         self._own = own

@@ -59,11 +59,10 @@ async def greet(stream: Stream, config: Config) -> tuple[int, wire.Hello]:
 async def hashed_ids(peer: Peer) -> bytes:
     """The hashed ids of a device that has been asked for them."""
     ids = wire.unpack(None, await next_frame(peer.stream, IDS_SECONDS))
-    if not isinstance(ids, wire.Ids) or len(ids.hashes) % 16:
-        raise PeerError(
-            f"device {peer.m} must send its hashed ids, 16 bytes each, got {type(ids).__name__}; it is closed."
-        )
-    return ids.hashes
+    if isinstance(ids, wire.Ids) and len(ids.hashes) % 16 == 0:
+        return ids.hashes
+    got = f"{len(ids.hashes)} bytes" if isinstance(ids, wire.Ids) else type(ids).__name__
+    raise PeerError(f"device {peer.m} must send its hashed ids, 16 bytes each, got {got}; it is closed.")
 
 
 class ServerParty:

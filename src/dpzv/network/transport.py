@@ -117,21 +117,18 @@ class Peer:
         self.closed = asyncio.Event()
         self.introduced = False  # whether it knows its rows and has all its releases, and so can be asked for things
 
-    async def send(self, frame: bytes) -> bool:
-        """Send a frame; false if the device is gone."""
+    async def send(self, frame: bytes) -> None:
+        """Send a frame, unless the device is gone."""
         async with self._writing:
-            if self.closed.is_set():
-                return False
-            try:
-                await self.stream.write(frame)
-            except LinkLost:
-                self.closed.set()
-                return False
-        return True
+            if not self.closed.is_set():
+                try:
+                    await self.stream.write(frame)
+                except LinkLost:
+                    self.closed.set()
 
-    async def tell(self, control: Control) -> bool:
-        """Send a control message; false if the device is gone."""
-        return await self.send(pack(control))
+    async def tell(self, control: Control) -> None:
+        """Send a control message, unless the device is gone."""
+        await self.send(pack(control))
 
     async def close(self, reason: str, *, final: bool = False) -> None:
         """Say goodbye with the reason, and send nothing more."""
