@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dpzv.attacks.audit import Finding, attack
 from dpzv.attacks.target import Machine, Target
+from dpzv.config import per_device
 from dpzv.data.schedule import BatchSchedule
 from dpzv.methods.dpsgd import DPSGD, clipped_gradient_sum
 from dpzv.methods.dpzv import DpzvServer
@@ -140,13 +141,17 @@ class SharedScale(Codec):
         return super().encode(message)
 
 
+def lams_of(machine: Machine) -> tuple[float, ...]:
+    return per_device("train.lam", machine.run.config.train.lam, machine.plan.M)
+
+
 def shared_scale(machine: Machine) -> None:
-    machine.run.codecs = tuple(SharedScale("float32", lam) for lam in machine.lams)
+    machine.run.codecs = tuple(SharedScale("float32", lam) for lam in lams_of(machine))
 
 
 def half(machine: Machine) -> None:
     """Not a fault: the shipped codec with the shorter numbers."""
-    machine.run.codecs = tuple(Codec("float16", lam) for lam in machine.lams)
+    machine.run.codecs = tuple(Codec("float16", lam) for lam in lams_of(machine))
 
 
 def test_a_codec_scale_per_batch_is_found_by_an_outlier() -> None:

@@ -208,24 +208,23 @@ def _note_releases(path: Path) -> None:
 
 def _die_before_replacing(name: str, now: Callable[[], bool]) -> None:
     """The new file is written, but the old one is still in its place."""
-    replace = Path.replace
+    replace = os.replace
 
-    def watched(self: Path, target: Path) -> Path:
+    def watched(source: Path, target: Path) -> None:
         if target.name == name and now():
             die()
-        return replace(self, target)
+        replace(source, target)
 
-    Path.replace = watched  # type: ignore[method-assign, assignment]
+    os.replace = watched  # type: ignore[assignment]
 
 
 def _die_after_sending(count: Callable[[str], bool]) -> None:
     """The server's side of "sent WORD"."""
     send = Peer.send
 
-    async def watched(self: Peer, frame: bytes) -> bool:
-        sent = await send(self, frame)
+    async def watched(self: Peer, frame: bytes) -> None:
+        await send(self, frame)
         if count(f"sent {word(frame)}"):
             die()
-        return sent
 
     Peer.send = watched  # type: ignore[method-assign]

@@ -119,8 +119,8 @@ def test_the_page_and_the_example_are_valid_files_of_parties(tmp_path: Path) -> 
         (tmp_path / name / "page.toml").write_text(block)
         (tmp_path / name / "run.toml").write_text((EXAMPLE / "run.toml").read_text())
         own = load_party(tmp_path / name / "page.toml")
-        assert own.name == name
-        assert bool(own.listen) == (name == "server")
+        assert own.file.name == name
+        assert bool(own.file.listen) == (name == "server")
     for name in ("server", *DEVICES):
         (tmp_path / name / "run.toml").write_text((EXAMPLE / "run.toml").read_text())
         (tmp_path / name / f"{name}.toml").write_text((EXAMPLE / f"{name}.toml").read_text())

@@ -23,19 +23,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dpzv.errors import ConfigError, DataError, DpzvError, PeerError
 from dpzv.network.grpc_transport import GrpcStream, channel_credentials, peer_option, server_credentials
-from dpzv.network.identity import (
-    LOCAL_HOSTS,
-    Authority,
-    hosts_of,
-    issue_certificate,
-    make_authority,
-    new_key,
-    party_name,
-)
+from dpzv.network.identity import LOCAL_HOSTS, Authority, issue_certificate, make_authority, new_key, party_name
 from dpzv.network.keyfiles import (
     Credentials,
     create_authority,
     describe,
+    hosts_of,
     issue_party,
     load_authority,
     own_name,

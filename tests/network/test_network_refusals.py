@@ -20,7 +20,7 @@ from dpzv.config import Config
 from dpzv.errors import PrivacyRefused
 from dpzv.network.alignment_state import AlignmentState
 from dpzv.network.arrivals import open_run
-from dpzv.network.grpc_transport import open_stream, refusals_logged
+from dpzv.network.grpc_transport import METHOD, GrpcStream, peer_option, refusals_logged
 from dpzv.network.identity import LOCAL_HOSTS, issue_certificate, make_authority, new_key
 from dpzv.network.keyfiles import load_authority
 from dpzv.network.memory_transport import MemoryListener
@@ -197,7 +197,8 @@ def test_the_server_of_a_run_lets_nobody_in_but_its_devices(
     async def knock(port: int) -> str:
         credentials = grpc.ssl_channel_credentials(root, *(own or (None, None)))
         with refusals_logged():
-            channel, stream = open_stream(f"127.0.0.1:{port}", credentials, "server")
+            channel = grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=[peer_option("server")])
+            stream = GrpcStream(channel.stream_stream(METHOD)(), "server")
             try:
                 await stream.write(pack(hello(CONFIG, "", 0, parties.features[3].hashes.tobytes())))
                 return await last_word(stream)

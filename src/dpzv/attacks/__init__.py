@@ -1,5 +1,1 @@
 """Attacks on a run's own server and gate, to see whether its claim holds: strategies, and the bound they give."""
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from dpzv.attacks.bound import Evidence, epsilon_bound
-from dpzv.attacks.filled_rows import filled_rows
 from dpzv.attacks.seeds import known_seeds
-from dpzv.attacks.strategies import huge_embedding, matched_filter, negative, repeated_id, shared_scale
+from dpzv.attacks.strategies import filled_rows, huge_embedding, matched_filter, negative, repeated_id, shared_scale
 from dpzv.attacks.target import Target
 from dpzv.validate import whole
 
@@ -22,7 +21,7 @@ CONFIDENCE = 0.9999
 class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     """A named attack. `most` bounds its runs per world where more would show nothing new.
 
-    `head` names the only head rule it applies to; empty: all of them.
+    `head` names the only head rule to which it applies; if it is empty, it applies to all of them.
     """
 
     name: str
@@ -39,21 +38,15 @@ STRATEGIES = (
     Strategy(name="repeated-id", catches="a batch chosen by a device", play=repeated_id, most=400),
     Strategy(name="known-seeds", catches="noise from a known seed", play=known_seeds, most=400),
     Strategy(name="shared-scale", catches="a row that moves others", play=shared_scale, most=400),
-    Strategy(
-        name="filled-rows",
-        catches="sampling of filled rows",
-        play=filled_rows,
-        most=400,
-        head="dp-sgd",
-    ),
+    Strategy(name="filled-rows", catches="sampling of filled rows", play=filled_rows, most=400, head="dp-sgd"),
 )
 """What an audit tries, in this order. The confidence is shared between all of them, whether they apply or not."""
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class Finding(msgspec.Struct, frozen=True):
     """What one strategy shows: epsilon at `delta_dp` is at least `lower_bound`, where `claim` is promised.
 
-    `noise_factor`: by how much the noise that was attacked would have to be smaller than planned; above 1 is a fault.
+    `noise_factor` says how many times smaller than planned the attacked noise must have been; above 1 is a fault.
     `trials` counts runs per world.
     """
 
@@ -97,14 +90,7 @@ def attack(target: Target, strategy: Strategy, trials: int) -> Finding:
     runs = min(whole("trials", trials, 1), strategy.most)
     evidence = strategy.play(target, runs)
     lower_bound, factor = epsilon_bound(evidence, (1 - CONFIDENCE) / len(STRATEGIES))
-    return Finding(
-        strategy=strategy.name,
-        catches=strategy.catches,
-        claim=evidence.claim,
-        lower_bound=lower_bound,
-        noise_factor=factor,
-        trials=runs,
-    )
+    return Finding(strategy.name, strategy.catches, evidence.claim, lower_bound, factor, runs)
 
 
 def audit(target: Target, trials: int, observe: Callable[[Finding], None]) -> Audit:

@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from dpzv.attacks.target import Machine
+from dpzv.config import per_device
 from dpzv.rng import torch_generator
 from dpzv.zo.estimator import delta_zo
 
-__all__ = ["LABELS", "NOTHING", "probe", "rows"]
+__all__ = ["LABELS", "probe", "rows"]
 
 LABELS = (0, 1)
 """The two labels of the canary; all other records have the first."""
@@ -30,14 +31,17 @@ _LENGTHS = tuple(2.0**k for k in range(-6, 13))
 def probe(machine: Machine, m: int, least: float = 0.0) -> torch.Tensor:
     """An embedding h [k] of device m for which +h and -h give a large `delta_zo`, negative for the first label only.
 
-    Large is `least`, beyond the clip, and a loss that changes by 2, which no step of w_0 undoes; the shortest of the
-    lengths tried that reaches it, else the best there is. The midpoint is 0: the table stays as it was.
+    Large means at least `least`, beyond the clip, and a loss that changes by 2, which no step of w_0 undoes. The
+    shortest of the lengths tried that reaches it is taken, or the best if none does. The midpoint of +h and -h is 0,
+    so the table stays as it was.
     """
     rule, table = machine.run.server.method, machine.run.server.table
-    lam = machine.lams[m - 1]
+    lam = per_device("train.lam", machine.run.config.train.lam, machine.plan.M)[m - 1]
     least = max(least, 8 * machine.plan.C, 1 / lam)
     columns = table.columns[m - 1]
-    tried = _directions(table.widths[m - 1], m)
+    half = torch.randn(_TRIES // 2, table.widths[m - 1], generator=torch_generator("probe", m))
+    half /= half.norm(dim=1, keepdim=True)
+    tried = torch.cat([half, -half])  # unit vectors [n, width], each with its opposite
     best, found = -1.0, tried[0]
     for length in _LENGTHS:
         losses = []
@@ -53,13 +57,6 @@ def probe(machine: Machine, m: int, least: float = 0.0) -> torch.Tensor:
         if best >= least:
             break
     return found
-
-
-def _directions(width: int, m: int) -> torch.Tensor:
-    """Unit vectors [n, width], each with its opposite."""
-    half = torch.randn(_TRIES // 2, width, generator=torch_generator("probe", m))
-    half = half / half.norm(dim=1, keepdim=True)
-    return torch.cat([half, -half])
 
 
 def rows(ids: NDArray[np.int64], canary: int, h: torch.Tensor, others: torch.Tensor | None = None) -> torch.Tensor:

@@ -40,18 +40,15 @@ def known_seeds(target: Target, n: int) -> Evidence:
     seed, sigma_dp = target.config.train.seed, plan.sigma_dp
 
     def left(seen: Transcript, guess: Guess, runs: slice) -> NDArray[np.float64]:
-        return np.array([_run_left(seen, j, guess, seed, sigma_dp) for j in range(total)[runs]])
+        """The sum of the releases of each run, less the guessed noise."""
+        rounds = [zip(t, seen.m, position, strict=True) for t, position in zip(seen.t, seen.position, strict=True)]
+        noise = [sum(guess(seed, (int(t), int(m), int(k))) for t, m, k in run) for run in rounds[runs]]
+        found: NDArray[np.float64] = seen.Delta[runs].sum(axis=1) - sigma_dp * np.array(noise)
+        return found
 
     pilot, scored = slice(0, PILOT), slice(PILOT, total)
     best = min(_guesses(), key=lambda guess: float(sum(np.var(left(seen, guess, pilot)) for seen in (low, high))))
     return of_releases(plan, left(low, best, scored), left(high, best, scored), 0.0)
-
-
-def _run_left(seen: Transcript, j: int, guess: Guess, seed: int, sigma_dp: float) -> float:
-    """The sum over run `j` of the releases less the guessed noise."""
-    rounds = zip(seen.t[j].tolist(), seen.m.tolist(), seen.position[j].tolist(), strict=True)
-    noise = sum(guess(seed, where) for where in rounds)
-    return float(seen.Delta[j].sum()) - sigma_dp * noise
 
 
 def _guesses() -> Iterator[Guess]:
@@ -75,10 +72,6 @@ _SEEDS: tuple[Callable[[int, Round], int], ...] = (
 )
 
 
-def _torch_normal(seed: int, where: Round) -> float:
-    return float(torch.randn((), generator=torch.Generator().manual_seed(seed)))
-
-
 def _like_ours(seed: int, where: Round) -> float:
     noise = SeededNoise(seed).release(np.zeros(1), grid=1.0, divisor=1, sigma_dp=1.0, t=where[0], m=where[1])
     return float(noise[0])
@@ -88,5 +81,5 @@ _DRAWS: tuple[Callable[[int, Round], float], ...] = (
     _like_ours,
     lambda seed, where: float(np.random.default_rng(seed).standard_normal()),
     lambda seed, where: random.Random(seed).gauss(),
-    _torch_normal,
+    lambda seed, where: float(torch.randn((), generator=torch.Generator().manual_seed(seed))),
 )

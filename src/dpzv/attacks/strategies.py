@@ -1,4 +1,4 @@
-"""Attacks on the releases: each plays a few rounds in two worlds that differ in one record, then repeats the runs.
+"""Attacks in two worlds that differ in one record; all but `filled_rows` play a few rounds and repeat the releases.
 
 Every strategy is a plain function of a target and a number `n` of runs per world. Its scores are larger in the second
 world ("high") than in the first ("low") if it has found anything.
@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from dpzv.attacks.bound import Evidence
 from dpzv.attacks.canary import LABELS, probe, rows
 from dpzv.attacks.target import Machine, Target, Transcript
+from dpzv.config import HeadSection
 from dpzv.errors import PeerError, PrivacyRefused
+from dpzv.methods.dpsgd import clipped_gradient_sum
+from dpzv.models.head import Head
 from dpzv.privacy.accountant import fold
 from dpzv.privacy.events import Releases
 from dpzv.privacy.plan import PrivacyPlan
@@ -26,6 +29,7 @@ __all__ = [
     "FEW",
     "both_worlds",
     "canary_at_the_clip",
+    "filled_rows",
     "huge_embedding",
     "matched_filter",
     "negative",
@@ -41,6 +45,9 @@ FEW = 4
 
 MANY = 64
 """Records a batch where one record may move the others' terms, or take their places."""
+
+BATCHES, ROW = 4, 32
+"""The batches of the table of `filled_rows`, and the canary's row in it."""
 
 OUTLIER = 3e4
 """A number far above any embedding that half precision can still carry."""
@@ -87,10 +94,10 @@ def negative(target: Target, n: int) -> Evidence:
 
 
 def repeated_id(target: Target, n: int) -> Evidence:
-    """A batch in which the canary stands alone, or more than once: whatever the server can be talked into.
+    """A batch in which the canary stands alone, or more than once.
 
-    Tried are a message of one record and the canary's batch twice; the batch is the one with the most repetitions of
-    one id among the device's first. What the server refuses is not used.
+    A message of one record is tried, and then the canary's batch twice; the batch is the one with the most repetitions
+    of one id among the device's first. Messages that the server refuses are not used.
     """
 
     def play(machine: Machine, world: int) -> NDArray[np.float64]:
@@ -152,6 +159,57 @@ def huge_embedding(target: Target, n: int) -> Evidence:
 
     low, high, plan = both_worlds(target, n, MANY, play)
     return of_releases(plan, low, high, -plan.C / 2)
+
+
+def filled_rows(target: Target, n: int) -> Evidence:
+    """A table in which only the canary's row is filled: it must be drawn no more often than any other.
+
+    The auditor is given the noisy sum of every step of a dp-sgd head, which the account treats as released, and asks
+    whether the sums lie nearer to the canary's clipped gradients under its first or under its second label. Every run
+    has a server and a gate of its own.
+    """
+    with target.machine(B=MANY, batches=BATCHES, rounds=0) as machine:
+        h, plan = probe(machine, 1), machine.plan
+    scores = np.empty((len(LABELS), n))
+    for world in range(len(LABELS)):
+        for j in range(n):
+            with target.machine(B=MANY, batches=BATCHES, rounds=0) as machine:
+                machine.fill(1, ROW, h)
+                machine.run.server.y_train[ROW] = LABELS[world]
+                scores[world, j] = _score(machine, target.config.head)
+    return Evidence(scores[0], scores[1], 0.0, plan.cost, plan.delta_dp, plan.epsilon_replace_one)
+
+
+def _score(machine: Machine, head: HeadSection) -> float:
+    """Where the noisy sums lie between the two gradients at the w_0 of each step: above 0 is nearer to the second.
+
+    All empty rows have the same gradient, so looking across it leaves out the others, however many were drawn.
+    """
+    row = machine.run.server.table.h[ROW : ROW + 1]
+    score, before = 0.0, torch.zeros(())
+    for _ in range(machine.run.gate.head_steps(0)):
+        first, second = (_gradient(machine, row, label, head.C_0) for label in LABELS)
+        others = _gradient(machine, torch.zeros_like(row), LABELS[0], head.C_0)
+        machine.run.server.train_head(1)
+        # the velocity is a running sum of noisy sums over the public size of the batch
+        velocity = _vector(machine.run.server.method.head_rule.velocity)
+        noisy = (velocity - head.momentum * before) * machine.plan.head_batch
+        apart = second - first
+        apart -= others * (apart @ others) / (others @ others)
+        score += float((noisy - (first + second) / 2) @ apart)
+        before = velocity
+    return score
+
+
+def _gradient(machine: Machine, row: torch.Tensor, label: int, C_0: float) -> torch.Tensor:
+    """The clipped gradient of a record with this `row` [1, k] and label at the present w_0."""
+    rule = machine.run.server.method
+    assert isinstance(rule.head, Head)
+    return _vector(clipped_gradient_sum(rule.head, row, torch.tensor([label]), rule.loss, C_0))
+
+
+def _vector(parts: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([part.flatten() for part in parts])
 
 
 def both_worlds(target: Target, n: int, B: int, play: Callable[[Machine, int], Seen]) -> tuple[Seen, Seen, PrivacyPlan]:

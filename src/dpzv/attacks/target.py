@@ -55,7 +55,6 @@ class Machine:
     """One world: the server's run with its labels, its gate and the public batches. The attack drives it."""
 
     run: ServerRun
-    lams: tuple[float, ...]
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -69,7 +68,7 @@ class Machine:
     def turn(self, m: int, record: int) -> int:
         """The first position of device m whose batch holds `record`; the server is told to expect it next.
 
-        The batches before it are other people's: leaving them out changes nothing that `record` pays for.
+        The batches before it do not hold the record: leaving them out changes nothing that `record` pays for.
         """
         schedule = self.run.schedules[m - 1]
         position = next(k for k in range(-(-schedule.D // schedule.B)) if record in schedule.ids(k))
@@ -145,12 +144,11 @@ class Target:
         outputs = self.n_classes if self.task == "classes" else 1
         records = ServerRecords("audit", self.task, outputs, y, y[:1], "audit")
         widths = per_device("devices.embedding", config.devices.embedding, self.M)
-        lams = per_device("train.lam", config.train.lam, self.M)
         with (
             tempfile.TemporaryDirectory() as folder,
             ServerRun(config, records, widths, plan, self.noise, RunFolder(Path(folder))) as run,
         ):
-            yield Machine(run, lams)
+            yield Machine(run)
 
 
 def target_of(config: Config, noise: NoiseSource) -> Target:
@@ -184,12 +182,10 @@ def _short(config: Config, *, B: int, rounds: int, head_batch: int) -> Config:
         privacy=change(config.privacy, min_batch=B),
         table=change(config.table, path=""),
         runtime=change(config.runtime, accelerator="cpu"),
-        # nobody is behind these records, so their ledger may forget, whatever noise the attack is given
+        # no person is behind these records, so their ledger need not be durable, whatever noise is attacked
         noise=change(config.noise, source="seeded"),
     )
 
 
-@lru_cache(maxsize=16)
-def _plan(config: Config, D: int, M: int) -> PrivacyPlan:
-    """The plan, kept because the two worlds of a strategy share it and a sampled head takes a second."""
-    return plan_of(config, D, M)
+# plans are kept, because the two worlds of a strategy share theirs, and that of a sampled head takes a second
+_plan = lru_cache(maxsize=16)(plan_of)

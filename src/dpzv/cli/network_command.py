@@ -44,7 +44,7 @@ def server(
         found = read_status(own.out)
         typer.echo(msgspec.json.encode(found).decode() if json else "\n".join(found.lines()))
         return
-    if not own.listen:
+    if not own.file.listen:
         raise ConfigError(f"{party} is a device's file (it has `server`); run `dpzv device {party}`.")
     _log(quiet)
     summary = asyncio.run(_serve(own, open_folder(own)))
@@ -70,7 +70,7 @@ def device(
     from dpzv.network.party import load_party
 
     own = load_party(party)
-    if not own.server:
+    if not own.file.server:
         raise ConfigError(f"{party} is the server's file (it has `listen`); run `dpzv server {party}`.")
     _log(quiet)
     asyncio.run(_take_part(own, stay))

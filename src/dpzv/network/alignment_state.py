@@ -1,8 +1,9 @@
-"""Before the first round: which records the parties share, kept in the run folder so that a restart finds it."""
+"""Which records the parties share: found before the first round, and kept in the run folder for a restart."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,17 +36,12 @@ class LabelRecords:
     n_classes: int
     name: str
 
-    @property
-    def outputs(self) -> int:
-        """Numbers that a head gives for a record."""
-        return self.n_classes if self.task == "classes" else 1
-
 
 class AlignmentState:
-    """Which devices have sent ids and, once all have, every party's rows; a `share` of the records is for tests."""
+    """Which devices have sent ids and, once all have, every party's rows."""
 
     def __init__(self, folder: Path, labels: LabelRecords, M: int, share: float, least: int) -> None:
-        """`least`: fewer shared records than this are refused."""
+        """A `share` of the records is for tests; fewer shared records than `least` are refused."""
         self._file, self._labels, self._M, self._share, self._least = folder / FILE, labels, M, share, least
         self._hashes: dict[int, bytes] = {}
         self._rows: dict[int, NDArray[np.int64]] = {}
@@ -81,23 +77,17 @@ class AlignmentState:
             arrays = [np.frombuffer(self._hashes[m], np.uint8).reshape(-1, 16) for m in range(1, self._M + 1)]
             self._settle(aligned(self._labels.hashes, arrays, self._least))
 
-    def rows(self, m: int) -> Rows:
-        """What device m is told: its rows, in the common order, for training and for the test."""
+    def rows(self, m: int, mu_start: float = math.inf) -> Rows:
+        """What device m is told: its rows, in the common order, and what a private start of it may cost."""
         train, test = self._parts(m)
-        return Rows(train.tobytes(), test.tobytes())
+        return Rows(train.tobytes(), test.tobytes(), mu_start)
 
     def records(self) -> ServerRecords:
         """What the server knows about the shared records, in the common order."""
         own, (train, test) = self._labels, self._parts(0)
-        return ServerRecords(own.name, own.task, own.outputs, own.y[train], own.y[test], self.fingerprint)
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the train records and their labels."""
-        train, _ = self._parts(0)
-        digest = hashlib.sha256(np.ascontiguousarray(self._labels.hashes[train]).tobytes())
-        digest.update(np.ascontiguousarray(self._labels.y[train]).tobytes())
-        return digest.hexdigest()
+        outputs = own.n_classes if own.task == "classes" else 1
+        fingerprint = hashlib.sha256(own.hashes[train].tobytes() + own.y[train].tobytes()).hexdigest()
+        return ServerRecords(own.name, own.task, outputs, own.y[train], own.y[test], fingerprint)
 
     def _parts(self, party: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         rows = self._rows[party]

@@ -18,7 +18,7 @@ from dpzv.errors import PeerError
 from dpzv.metrics import headline_text
 from dpzv.network.alignment_state import AlignmentState
 from dpzv.network.transport import Peer, Peers
-from dpzv.network.wire import Ask, framed
+from dpzv.network.wire import MESSAGE, Ask
 from dpzv.protocol.messages import Embeddings, Evaluation
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.run_plan import noise_of, plan_of
@@ -32,7 +32,7 @@ EVALUATION_SECONDS = 120.0
 
 
 def open_run(config: Config, alignment: AlignmentState, folder: RunFolder) -> ServerRun:
-    """The server's run over the aligned records, new or where it was."""
+    """The server's run over the aligned records, at its start or at its last checkpoint."""
     records, M = alignment.records(), len(config.network.devices)
     widths = per_device("devices.embedding", config.devices.embedding, M)
     plan = plan_of(config, len(records.y_train), M)
@@ -49,35 +49,27 @@ class Arrived(Struct, frozen=True):
     frame: memoryview
 
 
-class _Unsent(Struct, frozen=True):
-    """A round whose release is made, and the device that waits for it."""
-
-    peer: Peer
-    opened: Opened
-
-
 class Arrivals:
-    """Rounds 1 to T of a run whose table is filled. Whoever reads from a device calls `arrived` and `evaluation`."""
+    """Rounds 1 to T of a run whose table is filled. What devices send comes in through `arrived` and `evaluation`."""
 
     def __init__(self, run: ServerRun, peers: Peers) -> None:
         self._run, self._peers = run, peers
         self.stopping = False
-        self._news = peers.changed
         self._waiting: dict[int, Arrived] = {}
         self._tests: dict[int, list[Evaluation]] = {}
         self._incoming: dict[int, list[Evaluation]] = {}
         self._open = False  # whether a round may begin now
         self._last = time.monotonic()  # when the last one began
         self._unclosed: Opened | None = None  # a round whose release is on its way, but which is not closed yet
-        self._unsent: list[_Unsent] = []  # releases that are not durable yet
-        self._scheduled = False  # whether a commit will follow soon
+        self._unsent: list[tuple[Peer, Opened]] = []  # releases that are not durable yet, and who waits for each
+        self._scheduled = False  # whether a call of `_commit` is scheduled
         self._sending: set[asyncio.Task[Any]] = set()
         self._failure: BaseException | None = None
 
     def arrived(self, batch: Arrived) -> bytes:
         """A device sent the next batch of its schedule; its round begins now if it may.
 
-        Returns the answer for the caller to send, if there is one at once. A later answer is sent from here.
+        Returns the answer if it is ready at once, and the caller sends it. Later answers are sent from here.
         """
         m = batch.peer.m
         self._close()
@@ -104,7 +96,7 @@ class Arrivals:
         if chunks is None or sum(len(chunk.h) for chunk in chunks) != D_test:
             raise PeerError(f"device {m} must send {D_test} test embeddings when asked; the peer is closed.")
         self._tests[m] = chunks
-        self._news.set()
+        self._peers.changed.set()
 
     @property
     def has_tests(self) -> bool:
@@ -117,21 +109,21 @@ class Arrivals:
         return [message for chunks in self._tests.values() for message in chunks]
 
     def stop(self) -> None:
-        """End after the round at hand, with a checkpoint."""
+        """End after the current round, with a checkpoint."""
         self.stopping = True
-        self._news.set()
+        self._peers.changed.set()
 
     async def run(self) -> bool:
         """All rounds; false if stopped before the last."""
         run = self._run
         while not run.done and not self.stopping:
-            before, self._open, self._last = run.server.t, True, time.monotonic()
-            self._go_on()  # with what came meanwhile
+            self._open, self._last = True, time.monotonic()
+            self._go_on()  # with the batches that came meanwhile
             while self._open and not self.stopping:
-                await self._wait(self._left())
+                await self._peers.news(self._left())
             self._open = False
             await self._send_all()
-            if run.server.t > before and run.evaluation_due:
+            if run.evaluation_due:
                 await self.evaluate()
             if run.checkpoint_due:
                 run.save()
@@ -141,22 +133,18 @@ class Arrivals:
         return run.done
 
     async def evaluate(self) -> None:
-        """Ask all that are there for test embeddings, and measure with what came; absent ones keep their last."""
+        """Ask the connected devices for test embeddings, and measure; what does not come stays as it was sent last."""
         asked, run = self._peers.present(), self._run
-        before = {peer.m: self._tests.pop(peer.m, None) for peer in asked}
         for peer in asked:
             self._incoming[peer.m] = []
             await peer.tell(Ask("evaluate"))
         deadline = time.monotonic() + EVALUATION_SECONDS
-        # one that is lost meanwhile is not waited for: it would have to be asked again
-        while any(peer.m not in self._tests and not peer.closed.is_set() for peer in asked):
-            await self._wait(deadline - time.monotonic())
+        # a device that is lost meanwhile is not waited for: it would have to be asked again
+        while any(peer.m in self._incoming and not peer.closed.is_set() for peer in asked):
+            await self._peers.news(deadline - time.monotonic())
             if time.monotonic() > deadline:
                 LOG.warning("test embeddings did not come in time; the last ones are used")
                 break
-        for m, last in before.items():
-            if m not in self._tests and last is not None:
-                self._tests[m] = last
         run.evaluate(self.tests, run.journal.seconds)
         assert run.journal.metrics is not None
         LOG.info("round %d of %d: %s", run.server.t, run.plan.T, headline_text(run.journal.metrics))
@@ -165,21 +153,21 @@ class Arrivals:
         """Begin all rounds that may begin now, and see that their releases are committed and sent.
 
         Devices whose batches come within the same turn of the event loop share a commit. Returns the answer to `own`
-        if it is committed at once: when commits cost nothing, or when nobody is left who could share this one.
+        if it is committed at once: when commits cost nothing, or when every connected device has a release in this one.
         """
         while (batch := self._next()) is not None:
             try:
                 self._last = time.monotonic()
                 self._unclosed = self._run.begin(batch.message, batch.frame)
-                self._unsent.append(_Unsent(batch.peer, self._unclosed))
+                self._unsent.append((batch.peer, self._unclosed))
             except PeerError as error:
                 LOG.warning("device %d is closed: %s", batch.peer.m, error)
                 self._start(batch.peer.close(str(error)))
-            except Exception as error:  # a fault of ours, whoever's batch it was
+            except Exception as error:  # the server's own fault, not the device's
                 self._fail(error)
         if not self._unsent:
             return b""
-        if own is not None and (not self._run.ledger.durable or len(self._unsent) == len(self._peers)):
+        if own is not None and (not self._run.ledger.durable or len(self._unsent) == len(self._peers.here)):
             return self._commit(own)
         if not self._scheduled:
             self._scheduled = True
@@ -187,14 +175,21 @@ class Arrivals:
         return b""
 
     def _next(self) -> Arrived | None:
-        """The batch of the next round, if there is one that may go."""
+        """The batch of the next round, or `None` if no round may begin, or the device that must be next is missing."""
         if not self._waiting:
             return None
         self._close()
-        while self._open and not self.stopping and (m := self._whose_turn()) is not None:
-            batch = self._waiting.pop(m)
-            if not batch.peer.closed.is_set():
-                return batch
+        M, server, network = self._run.plan.M, self._run.server, self._run.config.network
+        first: list[int] = []  # one of these must be next; if the list is empty, the oldest batch is
+        if network.order == "turns":
+            first = [server.t % M + 1]
+        elif network.max_delay:
+            first = [m for m in range(1, M + 1) if server.t - server.times[m - 1] >= network.max_delay + M]
+        for m in first or list(self._waiting):
+            if m in self._waiting and self._open and not self.stopping:
+                batch = self._waiting.pop(m)
+                if not batch.peer.closed.is_set():
+                    return batch
         return None
 
     def _left(self) -> float:
@@ -208,18 +203,6 @@ class Arrivals:
             )
         return min(60.0, left) if left > 0 else 60.0
 
-    def _whose_turn(self) -> int | None:
-        """The device whose batch goes next, or `None` if it is not there yet."""
-        M, server, network = self._run.plan.M, self._run.server, self._run.config.network
-        if network.order == "turns":
-            m = server.t % M + 1
-            return m if m in self._waiting else None
-        if network.max_delay:
-            late = [m for m in range(1, M + 1) if server.t - server.times[m - 1] >= network.max_delay + M]
-            if late:
-                return next((m for m in late if m in self._waiting), None)
-        return next(iter(self._waiting), None)
-
     def _commit(self, own: Peer | None = None) -> bytes:
         """Make all queued releases durable at once and send them; the one to `own` is returned instead.
 
@@ -229,20 +212,20 @@ class Arrivals:
         if not group:
             return answer
         try:
-            self._run.commit(group[-1].opened)
+            self._run.commit(group[-1][1])
         except Exception as error:
             self._fail(error)
             return answer
-        for one in group:
-            if one.peer is own:
-                answer = framed(one.opened.answer)
+        for peer, opened in group:
+            if peer is own:
+                answer = MESSAGE + opened.answer
             else:
-                self._start(one.peer.send(framed(one.opened.answer)))
-        asyncio.get_running_loop().call_soon(self._close)  # when they are on their way
+                self._start(peer.send(MESSAGE + opened.answer))
+        asyncio.get_running_loop().call_soon(self._close)  # once the releases are on their way
         return answer
 
     def _close(self) -> None:
-        """End the round at hand, and let no other begin where an evaluation or a checkpoint is due."""
+        """End the current round, and let no other begin where an evaluation or a checkpoint is due."""
         opened, self._unclosed = self._unclosed, None
         if opened is None:
             return
@@ -253,10 +236,10 @@ class Arrivals:
             return
         if self._run.evaluation_due or self._run.checkpoint_due:
             self._open = False
-            self._news.set()
+            self._peers.changed.set()
 
     async def _send_all(self) -> None:
-        """Send what is queued, and wait until it is out; no round is open then."""
+        """Send all queued releases, and wait until they are sent; then no round is open."""
         if self._unsent:
             self._commit()
         self._close()
@@ -266,9 +249,9 @@ class Arrivals:
             raise self._failure
 
     def _fail(self, error: BaseException) -> None:
-        """Let `run` end with this."""
+        """Let `run` end with this error."""
         self._failure, self._open = error, False
-        self._news.set()
+        self._peers.changed.set()
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(work)
@@ -277,14 +260,6 @@ class Arrivals:
 
     def _sent(self, task: asyncio.Task[Any]) -> None:
         self._sending.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:  # not a lost device: a fault of ours
+        # a `Peer` raises nothing when its device is lost, so this is the server's own fault
+        if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
-
-    async def _wait(self, seconds: float) -> None:
-        """Until something happens, or for so long."""
-        late = asyncio.get_running_loop().call_later(seconds, self._news.set)  # `wait_for` costs a task each time
-        try:
-            await self._news.wait()
-        finally:
-            late.cancel()
-        self._news.clear()

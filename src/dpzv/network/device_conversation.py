@@ -1,4 +1,4 @@
-"""What a device answers to what the server says, from the first hello to the goodbye, over however many links."""
+"""What a device answers to its server, from the first hello to the goodbye, over all its links."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class FeatureRecords(msgspec.Struct, frozen=True):
 
 
 class Conversation:
-    """A device between its features, its folder and its server's words; it sends nothing itself.
+    """A device's answers, made from its features, its folder and what the server says; it sends nothing itself.
 
-    `device` and `codec` are there once the server has named the rows, `m` once it has said who this device is.
+    `device` and `codec` are set once the server has named the rows, `m` once it has said which device this is.
     """
 
     def __init__(self, config: Config, features: FeatureRecords, folder: DeviceFolder) -> None:
@@ -122,22 +122,22 @@ class Conversation:
         if message.what == "rounds":
             yield pack_message(codec, device.upload())
             return
+        parts: Iterator[Message]
         if message.what == "fill":
-            for chunk in device.fill(max(0, message.start)):
-                yield pack_message(codec, chunk)
+            parts = device.fill(max(0, message.start))
         elif message.what == "evaluate":
-            for part in device.evaluate():
-                yield pack_message(codec, part)
+            parts = device.evaluate()
         else:
             rows = torch.from_numpy(self._features.x[self._own_rows(message.rows)])
             width = per_device("devices.embedding", self._config.devices.embedding, self._M)[self.m - 1]
             row = Evaluation(self.m, 0, np.empty((1, width), np.float32))
-            for part in device.embed(rows, max(1, (PART - OVERHEAD) // codec.payload_bytes(row))):
-                yield pack_message(codec, part)
+            parts = device.embed(rows, max(1, (PART - OVERHEAD) // codec.payload_bytes(row)))
+        for part in parts:
+            yield pack_message(codec, part)
         yield pack(Done(message.what))
 
     def _build_to_predict(self) -> None:
-        """This device as it was trained, for whatever records its file holds now."""
+        """This device as it was trained, for the records that its file holds now."""
         D = self._folder.state().D
         if not D:
             raise PeerError("this device has no trained weights in its folder, so it cannot take part in predictions.")

@@ -20,7 +20,7 @@ __all__ = ["DeviceFolder", "DeviceState"]
 
 
 class DeviceState(msgspec.Struct, frozen=True):
-    """The run that a device's weights belong to (empty: none yet), its batches so far, and its train records."""
+    """The run that a device's weights belong to (empty if there is none yet), its batches so far, its train records."""
 
     run_id: str = ""
     position: int = 0
@@ -39,7 +39,7 @@ class DeviceFolder:
         return self._file.exists()
 
     def state(self) -> DeviceState:
-        """How far the weights of the checkpoint are."""
+        """How many batches the weights of the checkpoint have seen, and in which run."""
         if not self.has_state:
             return DeviceState()
         with self._opened() as file:
@@ -51,11 +51,11 @@ class DeviceFolder:
 
     @torch.no_grad()
     def restore(self, device: Device) -> DeviceState:
-        """Put the weights of the checkpoint into the device; how far they are."""
+        """Put the weights of the checkpoint into the device, and return its state."""
+        state = self.state()
         with self._opened() as file:
             for name, tensor in _tensors(device).items():
                 tensor.copy_(file.get_tensor(name))
-        state = self.state()
         device.position = state.position
         return state
 

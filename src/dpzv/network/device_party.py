@@ -18,7 +18,7 @@ from dpzv.config import Config
 from dpzv.errors import ConfigError, DataError, PeerError
 from dpzv.network.device_conversation import Conversation, FeatureRecords
 from dpzv.network.device_folder import DeviceFolder
-from dpzv.network.transport import GOODBYE_SECONDS, LONGEST_PAUSE, Connector, LinkLost, Stream
+from dpzv.network.transport import GOODBYE_SECONDS, LONGEST_PAUSE, Connector, LinkLost, Stream, last_word
 from dpzv.network.wire import Stop, pack, shown, unpack
 
 __all__ = ["DeviceParty"]
@@ -39,7 +39,7 @@ class DeviceParty:
         self.conversation = Conversation(config, features, DeviceFolder(folder))
         self._stopping = asyncio.Event()
         self._writing = asyncio.Lock()
-        self._leave: Callable[[], Coroutine[Any, Any, None]] | None = None  # how to end the link at hand
+        self._leave: Callable[[], Coroutine[Any, Any, None]] | None = None  # how to end the current link
         self._leaving: asyncio.Task[None] | None = None
 
     async def run(self, connector: Connector, *, stay: bool = False) -> None:
@@ -60,7 +60,7 @@ class DeviceParty:
             except PeerError as error:
                 LOG.error("%s", error)
             except (ConfigError, DataError) as error:
-                if not self.conversation.run_id:  # nothing has begun: whoever started this should hear of it
+                if not self.conversation.run_id:  # nothing has begun, so the operator is told at once
                     raise
                 LOG.error("%s", error)  # such as a certificate that is being renewed
             pause = 0.5 if time.monotonic() - began > 60 else min(longest, 2 * pause)
@@ -70,7 +70,7 @@ class DeviceParty:
                 LOG.info("connecting again")
 
     def stop(self) -> None:
-        """Say goodbye after the message at hand; weights are kept."""
+        """Say goodbye after the current message; weights are kept."""
         self._stopping.set()
         if self._leave is not None and self._leaving is None:
             self._leaving = asyncio.create_task(self._leave())
@@ -103,7 +103,7 @@ class DeviceParty:
                 self.conversation.save()
 
     async def _talk(self, stream: Stream) -> bool:
-        """Answer the server until its goodbye; true if it is for good."""
+        """Answer the server until its goodbye; true if the server says not to come back."""
         conversation = self.conversation
         async with self._writing:  # a goodbye may come at any time
             await stream.write(conversation.hello())
@@ -119,13 +119,13 @@ class DeviceParty:
                     async with self._writing:
                         await stream.write(answer)
             except LinkLost:  # the server may have closed this device while it wrote
-                stop = await self._last_words(stream)
+                stop = await last_word(stream, 1)
                 if stop is None:
                     raise
                 return await self._end(stream, stop)
 
     async def _end(self, stream: Stream, stop: Stop) -> bool:
-        """Answer the server's goodbye; true if it is for good."""
+        """Answer the server's goodbye; true if the server says not to come back."""
         LOG.info("the server says goodbye: %s", shown(stop.reason))
         if stop.final:
             self.conversation.finish()
@@ -137,13 +137,3 @@ class DeviceParty:
             async with self._writing:
                 await stream.write(pack(Stop(reason, final)))
                 await stream.close()
-
-    async def _last_words(self, stream: Stream) -> Stop | None:
-        """The goodbye of a server that is gone, if it came."""
-        with suppress(PeerError, LinkLost, TimeoutError):
-            async with asyncio.timeout(1):
-                while (frame := await stream.read()) is not None:
-                    message = unpack(self.conversation.codec, frame)
-                    if isinstance(message, Stop):
-                        return message
-        return None

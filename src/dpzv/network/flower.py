@@ -1,12 +1,12 @@
-"""Flower as the engine: `flwr run` starts the session, one message asks each device into it, no round passes Flower.
+"""Flower starts the parties: `flwr run` starts the server, and one message asks each device to take part.
 
-It lies in this room, not in `runtime/`, because it starts this room's parties and imports only go down.
+No round goes through Flower. This file is not in `runtime/`, because it imports the parties of this folder.
 
     ServerApp   the label holder's server, in a process of the SuperLink's machine
     ClientApp   a device, in a process of its SuperNode's machine
 
-Parties know each other by our own certificates; Flower's node keys only say which SuperNodes may ask for work. What
-Flower carries or logs can be read by whoever reaches the SuperLink, so nothing of it depends on a label or a feature.
+Parties know each other by their own certificates; Flower's node keys only say which SuperNodes may ask for work. All
+who reach the SuperLink can read what Flower carries or logs, so nothing of it depends on a label or a feature.
 """
 
 from __future__ import annotations
@@ -62,22 +62,22 @@ def serve_run(grid: Grid, context: Context) -> None:
     Why a run failed is in `server.log` in its folder, and only there: the reason may depend on labels.
     """
     own = party_of(context.run_config, "flwr run --run-config 'party=\"...\"'")
-    if not own.listen:
+    if not own.file.listen:
         raise ConfigError("the run config's `party` is a device's file (it has `server`); give the server's.")
     folder = open_folder(own)
     _log(logging.FileHandler(own.out / "server.log"))
     words = {"config_hash": agreed_hash(own.config), "address": str(context.run_config.get("address", ""))}
     over = threading.Event()
-    calling = threading.Thread(target=_Roll(grid, words, own.out).call, args=(over,), daemon=True)
+    inviting = threading.Thread(target=_Invitations(grid, words, own.out).run, args=(over,), daemon=True)
     try:
-        summary = asyncio.run(serve(own, folder, lambda _: calling.start()))
+        summary = asyncio.run(serve(own, folder, lambda _: inviting.start()))
     except Exception:
         LOG.exception("the run ended with an error")
         raise DpzvError("the run ended with an error; server.log in the server's `out` folder says why.") from None
     assert summary is not None  # only Flower stops it, and that ends the process
     over.set()
-    if calling.is_alive():
-        calling.join(2 * ANSWER_SECONDS)
+    if inviting.is_alive():
+        inviting.join(2 * ANSWER_SECONDS)
     TOLD.info("%d rounds; the results are in the server's `out` folder.", summary["rounds"])
     for line in summary["statement"].splitlines():
         TOLD.info("%s", line)
@@ -85,26 +85,25 @@ def serve_run(grid: Grid, context: Context) -> None:
 
 @client.train()
 def take_part(message: Message, context: Context) -> Message:
-    """Be a device until the run is finished; the answer says whose it is and the kind of error, if there was one."""
+    """Be a device until the run is finished; the answer has the device's name, and the kind of error if it failed."""
     _log(logging.StreamHandler())
     name, error = "", ""
     try:
         own = party_of(context.node_config, "flower-supernode --node-config 'party=\"...\"'")
-        name = own.name
-        if not own.server:
+        name = own.file.name
+        if not own.file.server:
             raise ConfigError("the node config's `party` is the server's file (it has `listen`); give a device's.")
         words = message.content.config_records[KEY]
         if words["config_hash"] != agreed_hash(own.config):
             raise ConfigError("this device has another run configuration than the server; give all the same file.")
         asyncio.run(_device(own, str(words["address"])))
-    except DpzvError as raised:
-        LOG.error("%s", raised)
-        error = type(raised).__name__
     except Exception as raised:
-        LOG.exception("internal error")
+        if isinstance(raised, DpzvError):
+            LOG.error("%s", raised)
+        else:
+            LOG.exception("internal error")
         error = type(raised).__name__
-    answer = ConfigRecord({"name": name, "error": error})
-    return Message(RecordDict({KEY: answer}), reply_to=message)
+    return Message(RecordDict({KEY: ConfigRecord({"name": name, "error": error})}), reply_to=message)
 
 
 def party_of(settings: Mapping[str, Any], how: str) -> Party:
@@ -116,7 +115,7 @@ def party_of(settings: Mapping[str, Any], how: str) -> Party:
 
 
 class Attempts:
-    """A connector that gives up when many attempts to connect were in vain."""
+    """A connector that gives up when the server cannot be reached for `GIVE_UP_SECONDS`."""
 
     def __init__(self, own: Connector) -> None:
         self._own = own
@@ -142,15 +141,16 @@ async def _device(own: Party, address: str) -> None:
     running.result()
 
 
-class _Roll:
-    """Asks every SuperNode into the session, and once more whenever it has left while a device is missing."""
+class _Invitations:
+    """Asks every SuperNode to take part, and asks again those that have left while a device is missing."""
 
     def __init__(self, grid: Grid, words: Mapping[str, str], out: Path) -> None:
-        self._grid, self._words, self._out = grid, words, out
+        self._grid, self._out = grid, out
+        self._content = RecordDict({KEY: ConfigRecord(dict(words))})
         self._open: dict[str, tuple[int, str]] = {}  # unanswered messages: the SuperNode, and when it was started
         self._due: dict[int, float] = {}  # when a SuperNode that was asked before may be asked again
 
-    def call(self, over: threading.Event) -> None:
+    def run(self, over: threading.Event) -> None:
         """Go on until `over`, and then until the last answers have come."""
         last = math.inf
         while time.monotonic() < last and (self._open or not over.is_set()):
@@ -179,22 +179,18 @@ class _Roll:
                 del self._open[message]
                 self._due[node] = time.monotonic() + AGAIN_SECONDS
         busy = {node for node, _ in self._open.values()}
-        nodes = [node for node in online if node not in busy and _may_ask(self._due.get(node), self._out)]
-        made = [Message(self._content(), node, MessageType.TRAIN, ttl=TTL) for node in nodes]
+        nodes = [node for node in online if node not in busy and self._may_ask(node)]
+        made = [Message(self._content, node, MessageType.TRAIN, ttl=TTL) for node in nodes]
         for node, message in zip(nodes, self._grid.push_messages(made), strict=True):
             if message:
                 self._open[message] = node, online[node]
                 TOLD.info("SuperNode %d is asked into the session.", node)
 
-    def _content(self) -> RecordDict:
-        return RecordDict({KEY: ConfigRecord(dict(self._words))})
-
-
-def _may_ask(due: float | None, out: Path) -> bool:
-    """Whether to ask a SuperNode now: at once if it never was (no `due`), else from `due` on if a device is missing."""
-    if due is None:
-        return True
-    return time.monotonic() > due and any(not device.here for device in read_status(out).devices)
+    def _may_ask(self, node: int) -> bool:
+        """Whether to ask a SuperNode now: it was never asked, or its pause is over and a device is missing."""
+        if node not in self._due:
+            return True
+        return time.monotonic() > self._due[node] and not all(device.here for device in read_status(self._out).devices)
 
 
 def _heard(reply: Message) -> str:

@@ -1,8 +1,8 @@
 """gRPC streams with mutual TLS: both sides show a certificate of the federation's authority, or there is no link.
 
-A dead or frozen peer is found within seconds by pings, which wait behind whatever is already on its way. So little may
-be on its way at once: a long frame is sent in parts, and gRPC is kept from widening its window. Nothing outside this
-file imports grpc.
+Pings find a dead or frozen peer within seconds. They wait behind the data that is already on its way, so little may be
+on its way at once: a long frame is sent in parts, and gRPC is kept from widening its window. Nothing outside this file
+imports grpc.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from dpzv.network.wire import PART
 from dpzv.protocol.codec import MAX_FRAME
 
 __all__ = [
+    "METHOD",
     "GrpcConnector",
     "GrpcListener",
     "GrpcStream",
     "channel_credentials",
-    "open_stream",
     "peer_option",
     "refusals_logged",
     "server_credentials",
@@ -90,14 +90,11 @@ class GrpcStream:
 
     async def read(self) -> bytes | None:
         """The next frame, or `None` once the other side has ended the stream."""
+        parts, size = [], 0
         try:
             message = await self.raw.read()
-            if message is grpc.aio.EOF:
-                return None
-            if message[:1] != _MORE:
-                whole: bytes = message
-                return whole
-            parts, size = [], 0
+            if message is not grpc.aio.EOF and message[:1] != _MORE:
+                return bytes(message)
             while message is not grpc.aio.EOF:
                 parts.append(memoryview(message)[1:])
                 size += len(message) - 1
@@ -111,7 +108,7 @@ class GrpcStream:
                 message = await self.raw.read()
             return None
         except _GONE as error:
-            raise LinkLost(_short(error)) from error
+            raise _lost(error) from error
 
     async def write(self, frame: bytes) -> None:
         """Send a frame."""
@@ -123,14 +120,14 @@ class GrpcStream:
                 mark = _MORE if start + PART - 1 < len(frame) else _LAST
                 await self.raw.write(mark + frame[start : start + PART - 1])
         except _GONE as error:
-            raise LinkLost(_short(error)) from error
+            raise _lost(error) from error
 
     async def close(self) -> None:
         """Say that nothing more comes; at the device's side."""
         try:
             await self.raw.done_writing()
         except _GONE as error:
-            raise LinkLost(_short(error)) from error
+            raise _lost(error) from error
 
 
 class GrpcListener:
@@ -139,12 +136,7 @@ class GrpcListener:
     def __init__(self, address: str, credentials: Credentials) -> None:
         self._asked, self._credentials = address, credentials
         self._server: grpc.aio.Server | None = None
-        self.port = 0
-
-    @property
-    def address(self) -> str:
-        """The port; 0 before it has started."""
-        return f"port {self.port}"
+        self.port, self.address = 0, "no port yet"
 
     async def start(self, talk: Callable[[Stream], Awaitable[None]]) -> None:
         """Run `talk` for every stream of a device from now on."""
@@ -163,10 +155,10 @@ class GrpcListener:
                 f"{self._asked} cannot be listened on ({error}); choose another `listen` address."
             ) from None
         await server.start()
-        self.port = port
+        self.port, self.address = port, f"port {port}"
 
     async def stop(self, seconds: float) -> None:
-        """Let nobody in any more, and end the streams that are left after `seconds`."""
+        """Accept no more streams, and end those that are left after `seconds`."""
         if self._server is not None:
             await self._server.stop(grace=seconds)
 
@@ -180,17 +172,12 @@ class GrpcConnector:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[GrpcStream]:
         """A new stream, with the certificate as it is on the disk now; nothing is sent yet."""
-        channel, stream = open_stream(self._address, channel_credentials(self._credentials), self._server)
+        credentials, options = channel_credentials(self._credentials), [*_OPTIONS, peer_option(self._server)]
+        channel = grpc.aio.secure_channel(self._address, credentials, options=options)
         try:
-            yield stream
+            yield GrpcStream(channel.stream_stream(METHOD)(), self._server)
         finally:
             await channel.close()
-
-
-def open_stream(address: str, credentials: grpc.ChannelCredentials, server: str) -> tuple[grpc.aio.Channel, GrpcStream]:
-    """A channel to the party called `server` at `address`, and one stream on it; nothing is sent yet."""
-    channel = grpc.aio.secure_channel(address, credentials, options=[*_OPTIONS, peer_option(server)])
-    return channel, GrpcStream(channel.stream_stream(METHOD)(), server)
 
 
 def peer_option(name: str) -> tuple[str, str]:
@@ -204,28 +191,24 @@ def peer_option(name: str) -> tuple[str, str]:
 def channel_credentials(credentials: Credentials) -> grpc.ChannelCredentials:
     """What a client connects with, read from the files now.
 
-    A channel keeps them for its own reconnects: make a new channel at each connect, to use a renewed certificate.
+    A channel keeps them for its own reconnects, so a renewed certificate is used only by a new channel.
     """
     pair = read_party_keys(credentials)
-    return grpc.ssl_channel_credentials(
-        root_certificates=pair.ca, private_key=pair.key, certificate_chain=pair.certificate
-    )
+    return grpc.ssl_channel_credentials(pair.ca, pair.key, pair.certificate)
 
 
 def server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
     """What one listener listens with: clients must show a valid certificate of the same authority.
 
-    The files are looked at whenever a client connects: a renewed certificate is used from the next connection on.
-    Files that do not fit together then (half copied, expired) are not taken; the log says why.
+    The files are looked at whenever a client connects, so a renewed certificate is used from the next connection on.
+    Files that do not fit together at that moment (half copied, expired) are not taken, and the log says why.
     """
-    fetcher = _Fetcher(credentials)
-    return grpc.dynamic_ssl_server_credentials(
-        fetcher.configuration(), fetcher.renewed, require_client_authentication=True
-    )
+    own = _Renewable(credentials)
+    return grpc.dynamic_ssl_server_credentials(own.configuration(), own.renewed, require_client_authentication=True)
 
 
-class _Fetcher:
-    """What gRPC asks at every new connection, from a thread of its own: is there another certificate now?"""
+class _Renewable:
+    """A certificate that may be renewed; gRPC asks for the new one at every connection, from a thread of its own."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
@@ -240,7 +223,7 @@ class _Fetcher:
         return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], root_certificates=pair.ca)
 
     def renewed(self) -> Any:
-        """The new configuration if the files changed and fit together, else None: go on with the old one."""
+        """The new configuration if the files have changed and fit together, else `None`, and the old one stays."""
         with self._lock:
             stamps = self._stamps()
             if stamps != self._used:
@@ -248,17 +231,17 @@ class _Fetcher:
                     self._pair = read_party_keys(self._credentials)
                 except DpzvError as error:
                     self._tell(stamps, f"{error} Until then the certificate read before stays in use.")
-                else:
-                    self._used = stamps
-                    LOG.info("%s was renewed, valid until %s.", self._credentials.certificate, self._pair.until)
-                    return self.configuration()
-            elif datetime.now(UTC) > self._pair.until:
+                    return None
+                self._used = stamps
+                LOG.info("%s was renewed, valid until %s.", self._credentials.certificate, self._pair.until)
+                return self.configuration()
+            if datetime.now(UTC) > self._pair.until:
                 expired = f"expired on {self._pair.until:%Y-%m-%d %H:%M} UTC"
                 self._tell(self._pair.until, renewal(self._credentials, self._pair.name, expired))
             return None
 
     def _tell(self, what: object, sentence: str) -> None:
-        """Say it once, not at every connection."""
+        """Log the sentence once, and not again at every connection."""
         if self._told != what:
             self._told = what
             LOG.error("%s", sentence)
@@ -290,16 +273,15 @@ def _client_name(context: Any) -> str:
         raise PeerError(f"the certificate of the peer at {context.peer()} is not a party's: {error}") from None
 
 
-def _short(error: BaseException) -> str:
+def _lost(error: BaseException) -> LinkLost:
     if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return f"{type(error).__name__}: {error}"
+        return LinkLost(f"{error.code().name}: {error.details()}")
+    return LinkLost(f"{type(error).__name__}: {error}")
 
 
 def _handshake_refusal(line: bytes) -> str | None:
     """What a line that gRPC writes says about a refused handshake, or `None` if it is about something else."""
-    found = _HANDSHAKE_FAILED.search(line)
-    if found is None:
+    if (found := _HANDSHAKE_FAILED.search(line)) is None:
         return None
     name, detail = found[1].decode(), (found[2] or b"").decode(errors="replace").strip()
     reason = _REASONS.get(name) or _REASONS.get(detail) or f"{name.lower().replace('_', ' ')}, {detail}"
@@ -308,9 +290,9 @@ def _handshake_refusal(line: bytes) -> str | None:
 
 @contextmanager
 def refusals_logged() -> Iterator[None]:
-    """Log refused handshakes, which gRPC tells of on standard error alone; other lines stay on standard error.
+    """Log refused handshakes, which gRPC reports on standard error alone; other lines stay on standard error.
 
-    The log may itself go to standard error, so the event loop writes it, never the thread that must keep reading.
+    The log may itself go to standard error, so the event loop writes it, and not the thread, which must keep reading.
     """
     loop, before = asyncio.get_running_loop(), os.dup(2)
     reading, writing = os.pipe()

@@ -1,4 +1,4 @@
-"""Who a party is: the federation's authority and a certificate for each party, in memory; `keyfiles` has the files."""
+"""The authority of a federation and a certificate for each party, made in memory; `keyfiles` has their files."""
 
 from __future__ import annotations
 
@@ -10,28 +10,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dpzv.errors import ConfigError
 from dpzv.validate import whole
 
-__all__ = [
-    "LOCAL_HOSTS",
-    "Authority",
-    "hosts_of",
-    "issue_certificate",
-    "issued_by",
-    "make_authority",
-    "name_of",
-    "new_key",
-    "party_name",
-    "same_key",
-    "validity_problem",
-]
+__all__ = ["LOCAL_HOSTS", "Authority", "issue_certificate", "make_authority", "new_key", "party_name"]
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1")
 CLOCK_SKEW = timedelta(minutes=5)
@@ -40,16 +26,9 @@ MOST_DAYS = 36500
 TAKEN = ("ca", "alignment")
 LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 KEY_USAGES = (
-    "digital_signature",
-    "content_commitment",
-    "key_encipherment",
-    "data_encipherment",
-    "key_agreement",
-    "key_cert_sign",
-    "crl_sign",
-    "encipher_only",
-    "decipher_only",
-)
+    "digital_signature content_commitment key_encipherment data_encipherment key_agreement key_cert_sign crl_sign "
+    "encipher_only decipher_only"
+).split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +76,9 @@ def issue_certificate(
     *,
     now: datetime | None = None,
 ) -> x509.Certificate:
-    """The certificate of party `name`, for servers and clients, reachable as `name` and as each of `hosts`.
+    """The certificate of party `name`, for servers and clients, which is reached as `name` and as each of `hosts`.
 
-    Valid for `days` from `now`; refuses to go on longer than the authority itself.
+    It is valid for `days` from `now`, and is refused if the authority ends before it.
     """
     now = now or datetime.now(UTC)
     subject, issuer = _subject(party_name(name)), authority.certificate.subject
@@ -113,53 +92,11 @@ def issue_certificate(
     names = [_general_name(host) for host in dict.fromkeys([name, *hosts])]
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_usage("digital_signature"), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
-    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    builder = builder.add_extension(signer, critical=False)
+    for critical in (x509.BasicConstraints(ca=False, path_length=None), _usage("digital_signature")):
+        builder = builder.add_extension(critical, critical=True)
+    for extension in (x509.ExtendedKeyUsage(purposes), x509.SubjectAlternativeName(names), signer):
+        builder = builder.add_extension(extension, critical=False)
     return builder.sign(authority.key, hashes.SHA256())
-
-
-def same_key(certificate: x509.Certificate, key: PrivateKeyTypes) -> bool:
-    """Whether the certificate was made for this private key."""
-    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return certificate.public_key().public_bytes(*form) == key.public_key().public_bytes(*form)
-
-
-def issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
-    """Whether `issuer` signed `certificate`."""
-    try:
-        certificate.verify_directly_issued_by(issuer)
-    except (InvalidSignature, ValueError, TypeError):
-        return False
-    return True
-
-
-def validity_problem(certificate: x509.Certificate, *, now: datetime | None = None) -> str | None:
-    """What is wrong with the certificate's dates now, as the end of a sentence, or None."""
-    now = now or datetime.now(UTC)
-    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if now > end:
-        return f"expired on {end:%Y-%m-%d %H:%M} UTC"
-    if now < start:
-        return f"is not valid before {start:%Y-%m-%d %H:%M} UTC, and the clock here says {now:%Y-%m-%d %H:%M}"
-    return None
-
-
-def name_of(name: x509.Name) -> str:
-    """The common name in a certificate's subject or issuer; empty if there is none."""
-    found = name.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(found[0].value) if found else ""
-
-
-def hosts_of(certificate: x509.Certificate) -> list[str]:
-    """The host names and then the IP addresses a certificate is for."""
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
-        return []
-    return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
 
 
 def _builder(

@@ -16,39 +16,26 @@ from pathlib import Path
 
 import msgspec
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.x509.oid import NameOID
 
 from dpzv.durable import write_atomically
 from dpzv.errors import ConfigError, DataError
-from dpzv.network.identity import (
-    LOCAL_HOSTS,
-    Authority,
-    hosts_of,
-    issue_certificate,
-    issued_by,
-    make_authority,
-    name_of,
-    new_key,
-    party_name,
-    same_key,
-    validity_problem,
-)
+from dpzv.network.identity import LOCAL_HOSTS, Authority, issue_certificate, make_authority, new_key, party_name
 
 __all__ = [
     "Credentials",
     "Description",
-    "PartyKeys",
     "create_authority",
     "describe",
+    "hosts_of",
     "issue_party",
     "load_authority",
     "own_name",
     "read_alignment_key",
-    "read_bytes",
-    "read_certificates",
-    "read_key",
     "read_party_keys",
     "renewal",
 ]
@@ -105,13 +92,12 @@ def create_authority(folder: Path, days: int) -> Authority:
 
 def load_authority(folder: Path) -> Authority:
     """The authority of `create_authority` in `folder`; refuses one that has expired or whose two files do not fit."""
-    certificate, key = read_certificates(folder / "ca.crt")[0], read_key(folder / "ca.key")
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or not same_key(certificate, key):
+    certificate, key = _certificates(folder / "ca.crt")[0], _key(folder / "ca.key")
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not _same_key(certificate, key):
         raise DataError(
             f"{folder / 'ca.key'} is not the key of {folder / 'ca.crt'}; put back both files of one `dpzv keys init`."
         )
-    problem = validity_problem(certificate)
-    if problem:
+    if problem := _validity_problem(certificate):
         raise ConfigError(f"{folder / 'ca.crt'} {problem}; make a new authority with `dpzv keys init`.")
     return Authority(certificate, key)
 
@@ -121,21 +107,25 @@ def issue_party(
 ) -> x509.Certificate:
     """Write the four files of party `name` to `out`; `ca` is the authority's folder.
 
-    A renewal keeps the key, and the hosts unless new ones are given. So only one file changes, atomically, and whoever
-    reads the folder meanwhile finds a certificate and a key that fit together.
+    A renewal keeps the key, and the hosts unless new ones are given. So only one file changes, atomically, and a party
+    that reads the folder meanwhile finds a certificate and a key that fit together.
     """
     party_name(name)
     authority, alignment = load_authority(ca), ca / "alignment.key"
     read_alignment_key(alignment)
     certificate_path, key_path = out / f"{name}.crt", out / f"{name}.key"
-    _check_free(certificate_path, key_path, renew)
+    if renew and not key_path.exists():
+        raise ConfigError(f"there is no {key_path} to renew the certificate of; issue it without --renew.")
+    for path in (certificate_path, key_path):
+        if path.exists() and not renew:
+            raise ConfigError(f"{path} exists already; add --renew for a new certificate, or choose another --out.")
     for source in (ca / "ca.crt", alignment):
         copy = out / source.name
-        if copy.exists() and read_bytes(copy) != read_bytes(source):
+        if copy.exists() and _read(copy) != _read(source):
             raise ConfigError(f"{copy} is of another authority than {ca}; choose another --out.")
     if renew and hosts is None and certificate_path.exists():
-        hosts = [host for host in hosts_of(read_certificates(certificate_path)[0]) if host != name]
-    key = read_key(key_path) if renew else new_key()
+        hosts = [host for host in hosts_of(_certificates(certificate_path)[0]) if host != name]
+    key = _key(key_path) if renew else new_key()
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise DataError(f"{key_path} is not an elliptic-curve key; issue to another --out without --renew.")
     certificate = issue_certificate(authority, name, LOCAL_HOSTS if hosts is None else hosts, key.public_key(), days)
@@ -143,71 +133,98 @@ def issue_party(
         write_atomically(key_path, _pem(key), 0o600)
     for source, mode in ((ca / "ca.crt", 0o644), (alignment, 0o600)):
         if not (out / source.name).exists():
-            write_atomically(out / source.name, read_bytes(source), mode)
+            write_atomically(out / source.name, _read(source), mode)
     write_atomically(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     return certificate
 
 
-def describe(path: Path, *, now: datetime | None = None) -> Description:
+def describe(path: Path) -> Description:
     """What the certificate in `path` says, checked against the clock and against `ca.crt` in the same folder."""
-    now = now or datetime.now(UTC)
-    certificate = read_certificates(path)[0]
-    problem = validity_problem(certificate, now=now)
+    certificate, beside = _certificates(path)[0], path.parent / "ca.crt"
+    problem = _validity_problem(certificate)
     problems = [problem] if problem else []
-    beside = path.parent / "ca.crt"
     if not beside.exists():
         problems.append("has no ca.crt beside it to be checked against")
-    elif not any(issued_by(certificate, ca) for ca in read_certificates(beside)):
+    elif not any(_issued_by(certificate, ca) for ca in _certificates(beside)):
         problems.append(f"does not belong to the authority beside it, {beside}")
-    fingerprint = certificate.fingerprint(hashes.SHA256()).hex(":").upper()
     return Description(
         file=str(path),
-        name=name_of(certificate.subject),
-        issuer=name_of(certificate.issuer),
-        authority=issued_by(certificate, certificate),
+        name=_name_of(certificate.subject),
+        issuer=_name_of(certificate.issuer),
+        authority=_issued_by(certificate, certificate),
         hosts=hosts_of(certificate),
         valid_from=certificate.not_valid_before_utc,
         valid_until=certificate.not_valid_after_utc,
-        days_left=(certificate.not_valid_after_utc - now) / timedelta(days=1),
-        sha256=fingerprint,
+        days_left=(certificate.not_valid_after_utc - datetime.now(UTC)) / timedelta(days=1),
+        sha256=certificate.fingerprint(hashes.SHA256()).hex(":").upper(),
         problems=problems,
     )
 
 
 def own_name(credentials: Credentials) -> str:
     """The party's own name, from its certificate."""
-    return name_of(read_certificates(credentials.certificate)[0].subject)
+    return _name_of(_certificates(credentials.certificate)[0].subject)
 
 
-def read_party_keys(credentials: Credentials) -> PartyKeys:
+def read_party_keys(own: Credentials) -> PartyKeys:
     """Read the three files; what a peer would refuse anyway is refused here, with a better reason."""
-    chain, authorities = read_certificates(credentials.certificate), read_certificates(credentials.ca)
-    certificate = chain[0]
-    if not same_key(certificate, read_key(credentials.key)):
+    chain, authorities = _certificates(own.certificate), _certificates(own.ca)
+    certificate, name = chain[0], _name_of(chain[0].subject)
+    if not _same_key(certificate, _key(own.key)):
+        raise DataError(f"{own.key} is not the key of {own.certificate}; give the two files of one `dpzv keys issue`.")
+    if not any(_issued_by(certificate, ca) for ca in [*chain[1:], *authorities]):
         raise DataError(
-            f"{credentials.key} is not the key of {credentials.certificate}; give the two files of one "
-            "`dpzv keys issue`."
+            f"{own.certificate} was not issued by the authority in {own.ca}; give the ca.crt that came with it."
         )
-    if not any(issued_by(certificate, ca) for ca in [*chain[1:], *authorities]):
-        raise DataError(
-            f"{credentials.certificate} was not issued by the authority in {credentials.ca}; "
-            "give the ca.crt that came with it."
-        )
-    problem = validity_problem(certificate)
-    if problem:
-        raise ConfigError(renewal(credentials, name_of(certificate.subject), problem))
-    if all(validity_problem(ca) for ca in authorities):
+    if problem := _validity_problem(certificate):
+        raise ConfigError(renewal(own, name, problem))
+    if all(_validity_problem(ca) for ca in authorities):
         raise ConfigError(
-            f"{credentials.ca} {validity_problem(authorities[0])}; make a new authority with `dpzv keys init` "
-            "and issue all certificates again."
+            f"{own.ca} {_validity_problem(authorities[0])}; make a new authority with `dpzv keys init` and issue all "
+            "certificates again."
         )
-    return PartyKeys(
-        read_bytes(credentials.certificate),
-        read_bytes(credentials.key),
-        read_bytes(credentials.ca),
-        name_of(certificate.subject),
-        certificate.not_valid_after_utc,
-    )
+    until = certificate.not_valid_after_utc
+    return PartyKeys(_read(own.certificate), _read(own.key), _read(own.ca), name, until)
+
+
+def _same_key(certificate: x509.Certificate, key: PrivateKeyTypes) -> bool:
+    """Whether the certificate was made for this private key."""
+    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return certificate.public_key().public_bytes(*form) == key.public_key().public_bytes(*form)
+
+
+def _issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    """Whether `issuer` signed `certificate`."""
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
+
+
+def _validity_problem(certificate: x509.Certificate) -> str | None:
+    """What is wrong with the certificate's dates now, as the end of a sentence, or `None`."""
+    now, start, end = datetime.now(UTC), certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > end:
+        return f"expired on {end:%Y-%m-%d %H:%M} UTC"
+    if now < start:
+        return f"is not valid before {start:%Y-%m-%d %H:%M} UTC, and the clock here says {now:%Y-%m-%d %H:%M}"
+    return None
+
+
+def _name_of(name: x509.Name) -> str:
+    """The common name in a certificate's subject or issuer; empty if there is none."""
+    found = name.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(found[0].value) if found else ""
+
+
+def hosts_of(certificate: x509.Certificate) -> list[str]:
+    """The host names and then the IP addresses a certificate is for."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        return []
+    return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
 
 
 def renewal(credentials: Credentials, name: str, problem: str) -> str:
@@ -218,9 +235,9 @@ def renewal(credentials: Credentials, name: str, problem: str) -> str:
     )
 
 
-def read_certificates(path: Path) -> list[x509.Certificate]:
+def _certificates(path: Path) -> list[x509.Certificate]:
     """The certificates in a PEM file, at least one."""
-    data = read_bytes(path)
+    data = _read(path)
     try:
         return x509.load_pem_x509_certificates(data)
     except ValueError:
@@ -228,10 +245,10 @@ def read_certificates(path: Path) -> list[x509.Certificate]:
         raise DataError(f"{path} must hold a certificate in PEM, it holds {held}; give the .crt file.") from None
 
 
-def read_key(path: Path) -> PrivateKeyTypes:
+def _key(path: Path) -> PrivateKeyTypes:
     """The private key in an unencrypted PEM file."""
     try:
-        return serialization.load_pem_private_key(read_bytes(path), password=None)
+        return serialization.load_pem_private_key(_read(path), password=None)
     except TypeError:
         raise DataError(f"{path} is encrypted with a password; give the key without one, with mode 0600.") from None
     except ValueError:
@@ -241,7 +258,7 @@ def read_key(path: Path) -> PrivateKeyTypes:
 def read_alignment_key(path: Path) -> bytes:
     """The 32 secret bytes with which the parties of one federation hash record ids."""
     try:
-        key = bytes.fromhex(read_bytes(path).decode("ascii"))
+        key = bytes.fromhex(_read(path).decode("ascii"))
     except ValueError:
         key = b""
     if len(key) != ALIGNMENT_BYTES:
@@ -251,7 +268,7 @@ def read_alignment_key(path: Path) -> bytes:
     return key
 
 
-def read_bytes(path: Path) -> bytes:
+def _read(path: Path) -> bytes:
     """The bytes of a file; a `DataError` says why it cannot be read."""
     try:
         return path.read_bytes()
@@ -259,14 +276,6 @@ def read_bytes(path: Path) -> bytes:
         raise DataError(f"{path} is missing; make it with `dpzv keys init` and `dpzv keys issue`.") from None
     except OSError as error:
         raise DataError(f"{path} could not be read ({error.strerror or error}); give a readable file.") from error
-
-
-def _check_free(certificate: Path, key: Path, renew: bool) -> None:
-    if renew and not key.exists():
-        raise ConfigError(f"there is no {key} to renew the certificate of; issue it without --renew.")
-    for path in (certificate, key):
-        if path.exists() and not renew:
-            raise ConfigError(f"{path} exists already; add --renew for a new certificate, or choose another --out.")
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -10,7 +10,7 @@ from dpzv.errors import PeerError
 from dpzv.network.transport import LinkLost, Stream
 from dpzv.protocol.codec import MAX_FRAME
 
-__all__ = ["MemoryConnector", "MemoryListener", "MemoryStream"]
+__all__ = ["MemoryListener", "MemoryStream"]
 
 
 class MemoryStream:
@@ -62,19 +62,19 @@ class MemoryStream:
 
 
 class MemoryListener:
-    """A server called `name`, which lets in whoever calls itself by one of the `known` names."""
+    """A server called `name`, which lets in parties with one of the `known` names."""
 
     def __init__(self, known: Collection[str], name: str = "server") -> None:
         self.known, self.name, self.address = known, name, f"the memory of '{name}'"
         self.talk: Callable[[Stream], Awaitable[None]] | None = None  # while it listens
-        self.links: dict[asyncio.Task[None], MemoryStream] = {}  # by who talks there: the server's ends
+        self.links: dict[asyncio.Future[None], MemoryStream] = {}  # the server's end of each link, by its talk
 
     async def start(self, talk: Callable[[Stream], Awaitable[None]]) -> None:
         """Run `talk` for every stream from now on."""
         self.talk = talk
 
     async def stop(self, seconds: float) -> None:
-        """Let nobody in any more, and end the streams that are left after `seconds`."""
+        """Accept no more streams, and end those that are left after `seconds`."""
         self.talk = None
         if self.links:
             await asyncio.wait(list(self.links), timeout=seconds)
@@ -102,21 +102,13 @@ class MemoryConnector:
     async def connect(self) -> AsyncIterator[MemoryStream]:
         """A new stream to the server; the link ends with the context."""
         listener, name = self._listener, self._name
-        talk = listener.talk
-        if talk is None or name not in listener.known:
+        if listener.talk is None or name not in listener.known:
             raise LinkLost(f"'{listener.name}' does not listen, or does not know '{name}'")
         here = MemoryStream(listener.name)
         there = MemoryStream(name, here)
-
-        async def serve() -> None:
-            try:
-                await talk(there)
-            finally:
-                there.hang_up()
-
-        task = asyncio.create_task(serve())
+        task = asyncio.ensure_future(listener.talk(there))
         listener.links[task] = there
-        task.add_done_callback(listener.links.pop)
+        task.add_done_callback(lambda task: listener.links.pop(task).hang_up())
         try:
             yield here
         finally:

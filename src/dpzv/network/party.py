@@ -29,7 +29,7 @@ from dpzv.validate import converted, toml_of
 __all__ = ["JsonLines", "Party", "load_party", "open_folder", "serve"]
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PartyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The keys of a party's TOML file; relative paths begin at the folder of that file."""
 
     run: str  # the agreed configuration: the same file at every party
@@ -44,23 +44,18 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     data: dict[str, Any] = {}
 
 
-class Party(msgspec.Struct, frozen=True, kw_only=True):
-    """A party, read and checked; its records are read when asked for."""
+class Party(msgspec.Struct, frozen=True):
+    """A party whose file is read and checked; its records are read when they are asked for."""
 
+    file: PartyFile
     config: Config
     credentials: Credentials
-    alignment_key: Path
-    name: str
     out: Path
-    listen: str
-    server: str
-    server_name: str
-    metrics: str
     data: records.PartyData
 
     def hashed(self, ids: Sequence[str]) -> NDArray[np.uint8]:
         """Record ids as the parties compare them."""
-        return keyed(ids, read_alignment_key(self.alignment_key))
+        return keyed(ids, read_alignment_key(self.credentials.ca.with_name("alignment.key")))
 
     def features(self) -> FeatureRecords:
         """A device's own records."""
@@ -75,23 +70,22 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
         if asked is None:
             raise ConfigError("the server needs labels, got none; add [data.labels] to its file.")
         table = records.read_labels(asked)
-        return LabelRecords(
-            self.hashed(table.ids), table.y, asked.task, len(asked.classes or ()), Path(asked.file).stem
-        )
+        n_classes, name = len(asked.classes or ()), Path(asked.file).stem
+        return LabelRecords(self.hashed(table.ids), table.y, asked.task, n_classes, name)
 
     def listener(self) -> GrpcListener:
         """Where the server is reached."""
-        return GrpcListener(self.listen, self.credentials)
+        return GrpcListener(self.file.listen, self.credentials)
 
     def connector(self, address: str = "") -> GrpcConnector:
         """How a device reaches its server: at `address`, or at that of its file."""
-        return GrpcConnector(address or self.server, self.credentials, self.server_name)
+        return GrpcConnector(address or self.file.server, self.credentials, self.file.server_name)
 
 
 def load_party(path: Path) -> Party:
     """The party of a TOML file."""
     folder = path.parent
-    file = converted(_toml(path), _File, file=str(path))
+    file = converted(_toml(path), PartyFile, file=str(path))
     keys = folder / file.keys
     credentials = Credentials(keys / f"{file.name}.crt", keys / f"{file.name}.key", keys / "ca.crt")
     shown = own_name(credentials)
@@ -101,18 +95,7 @@ def load_party(path: Path) -> Party:
     _check(agreed, file, path)
     parents = tuple(str(folder / parent) for parent in file.parents)
     config = msgspec.structs.replace(agreed, privacy=msgspec.structs.replace(agreed.privacy, parents=parents))
-    return Party(
-        config=config,
-        credentials=credentials,
-        alignment_key=keys / "alignment.key",
-        name=file.name,
-        out=folder / file.out,
-        listen=file.listen,
-        server=file.server,
-        server_name=file.server_name,
-        metrics=file.metrics,
-        data=records.parse(file.data, folder),
-    )
+    return Party(file, config, credentials, folder / file.out, records.parse(file.data, folder))
 
 
 def open_folder(own: Party) -> RunFolder:
@@ -134,7 +117,7 @@ async def serve(own: Party, folder: RunFolder, started: Callable[[ServerParty], 
         return folder.read_summary()
     server = ServerParty(own.config, own.labels(), folder)
     started(server)
-    metrics = await serve_metrics(own.metrics, server.status) if own.metrics else None
+    metrics = await serve_metrics(own.file.metrics, server.status) if own.file.metrics else None
     try:
         with refusals_logged():
             return await server.run(own.listener())
@@ -159,7 +142,7 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
-def _check(config: Config, file: _File, path: Path) -> None:
+def _check(config: Config, file: PartyFile, path: Path) -> None:
     names = config.network.devices
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"network.devices must name each device once, got {list(names)}; see docs/howto/deploy.md.")

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from dpzv.config import Config, per_device
 from dpzv.errors import DataError, PeerError
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
-from dpzv.network.server_party import greet
-from dpzv.network.transport import IDS_SECONDS, LinkLost, Listener, Peer, Stream, next_frame, read_to_the_end
-from dpzv.network.wire import Ask, Done, Hello, Ids, Welcome, unpack
+from dpzv.network.server_party import greet, hashed_ids
+from dpzv.network.transport import LinkLost, Listener, Peer, Stream, last_word, next_frame
+from dpzv.network.wire import Ask, Done, Hello, Welcome, unpack
 from dpzv.privacy.spent import read_ledger
 from dpzv.protocol.messages import Evaluation
 from dpzv.runtime.assemble_device import codec_of
@@ -47,10 +47,9 @@ class Predictor:
     ) -> None:
         if not folder.finished:
             raise DataError(f"{folder.path} holds no finished run; train it to its end first.")
-        self._config, self._folder = config, folder
-        self._names = config.network.devices
+        self._config, self._names = config, config.network.devices
         self._ids, self._hashed = wanted, asyncio.Event()
-        self._alignment = AlignmentState(folder.path, labels, len(self._names), config.data.holdout, 1)
+        AlignmentState(folder.path, labels, len(self._names), config.data.holdout, 1)  # refuses other records
         self._ledger = read_ledger(folder.path)
         widths = per_device("devices.embedding", config.devices.embedding, len(self._names))
         self._offsets = np.cumsum([0, *widths])
@@ -66,8 +65,17 @@ class Predictor:
         await listener.start(self._talk)
         LOG.info("waiting for %s", ", ".join(self._names))
         try:
-            self._want(await asyncio.to_thread(self._ids))  # meanwhile the devices connect
-            await asyncio.wait_for(self._complete(), seconds)
+            hashes = await asyncio.to_thread(self._ids)  # meanwhile the devices connect
+            self._wanted = np.ascontiguousarray(hashes).view(np.uint64)  # [n, 2]
+            self._order = np.argsort(self._wanted[:, 0])
+            self._rows = np.zeros((len(hashes), int(self._offsets[-1])), np.float32)
+            self._hashed.set()
+            async with asyncio.timeout(seconds):
+                while self._left:
+                    await self._news.wait()
+                    self._news.clear()
+                    if self._failure is not None:
+                        raise self._failure
         except TimeoutError:
             away = ", ".join(self._names[m - 1] for m in sorted(self._left))
             raise PeerError(f"{away} did not answer within {seconds:g} s; start `dpzv device --stay` there.") from None
@@ -75,19 +83,6 @@ class Predictor:
             await listener.stop(1)
         self._go_on()
         return torch.cat(self._outputs)
-
-    def _want(self, hashes: NDArray[np.uint8]) -> None:
-        self._wanted = np.ascontiguousarray(hashes).view(np.uint64)  # [n, 2]
-        self._order = np.argsort(self._wanted[:, 0])
-        self._rows = np.zeros((len(hashes), int(self._offsets[-1])), np.float32)
-        self._hashed.set()
-
-    async def _complete(self) -> None:
-        while self._left:
-            await self._news.wait()
-            self._news.clear()
-            if self._failure is not None:
-                raise self._failure
 
     async def _talk(self, stream: Stream) -> None:
         peer = Peer(0, stream)
@@ -104,7 +99,7 @@ class Predictor:
         except PeerError as error:
             LOG.warning("%s", error)
             await peer.close(str(error))
-            await read_to_the_end(stream)
+            await last_word(stream)
         except LinkLost as error:
             LOG.warning("device %d is gone (%s)", peer.m, error)
         finally:
@@ -124,11 +119,9 @@ class Predictor:
         """Everything one device has to send."""
         m, stream = peer.m, peer.stream
         await peer.tell(Welcome(m, "", "predict", True))
-        ids = unpack(None, await next_frame(stream, IDS_SECONDS))
-        if not isinstance(ids, Ids) or len(ids.hashes) % 16:
-            raise PeerError(f"device {m} must send its hashed ids, got {type(ids).__name__}; it is closed.")
+        ids = np.frombuffer(await hashed_ids(peer), np.uint8).reshape(-1, 16)
         await self._hashed.wait()
-        rows = await asyncio.to_thread(self._found, m, np.frombuffer(ids.hashes, np.uint8).reshape(-1, 16))
+        rows = await asyncio.to_thread(self._found, m, ids)
         await peer.tell(Ask("predict", rows.tobytes()))
         codec = codec_of(self._config, m, len(self._names))
         columns = slice(int(self._offsets[m - 1]), int(self._offsets[m]))

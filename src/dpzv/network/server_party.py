@@ -10,76 +10,63 @@ import asyncio
 import logging
 import math
 import time
-from contextlib import ExitStack, suppress
-from functools import partial
+from contextlib import ExitStack
 from typing import Any
 
 from dpzv.config import Config
 from dpzv.declarations import start_facts
 from dpzv.errors import DiskError, DpzvError, PeerError
+from dpzv.network import wire
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.arrivals import Arrivals, Arrived, open_run
 from dpzv.network.status import DeviceStatus, Status, write_status
-from dpzv.network.transport import (
-    IDS_SECONDS,
-    LONGEST_PAUSE,
-    LinkLost,
-    Listener,
-    Peer,
-    Peers,
-    Stream,
-    next_frame,
-    read_to_the_end,
-)
-from dpzv.network.wire import (
-    PROTOCOL,
-    Ask,
-    Done,
-    Hello,
-    Ids,
-    Rows,
-    Stop,
-    Welcome,
-    agreed_hash,
-    pack_message,
-    shown,
-    unpack,
-)
+from dpzv.network.transport import LONGEST_PAUSE, LinkLost, Listener, Peer, Peers, Stream, last_word, next_frame
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.server_run import ServerRun
 from dpzv.version import VERSION
 
-__all__ = ["ServerParty", "greet"]
+__all__ = ["ServerParty", "greet", "hashed_ids"]
 
 LOG = logging.getLogger("dpzv.server")
+IDS_SECONDS = 600.0
+"""How long a device may take to send its ids: a million over a slow line."""
 FIRST_WORD_SECONDS = 30.0
 """How long a new connection may stay silent."""
 FAREWELL_SECONDS = LONGEST_PAUSE + 10
 """How long the server of a finished run waits for devices that are away, to tell them that it is finished."""
-STOPPING = "the server stops; come back later"
+STOPPING, FINISHED = "the server stops; come back later", "the run is finished"
 
 
-async def greet(stream: Stream, config: Config) -> tuple[int, Hello]:
+async def greet(stream: Stream, config: Config) -> tuple[int, wire.Hello]:
     """The number of the device at the other end and its hello; refuses strangers and other configurations."""
     name, names = stream.peer_name, config.network.devices
     if name not in names:
         raise PeerError(f"'{name}' is not a device of this run, which has {', '.join(names)}; it is closed.")
-    hello = unpack(None, await next_frame(stream, FIRST_WORD_SECONDS))
-    if not isinstance(hello, Hello):
+    hello = wire.unpack(None, await next_frame(stream, FIRST_WORD_SECONDS))
+    if not isinstance(hello, wire.Hello):
         raise PeerError(f"'{name}' must say hello first, got {type(hello).__name__}; it is closed.")
-    if hello.protocol != PROTOCOL:
+    if hello.protocol != wire.PROTOCOL:
         raise PeerError(
-            f"'{name}' speaks protocol {hello.protocol} (dpzv {shown(hello.version)}), this server {PROTOCOL} "
-            f"(dpzv {VERSION}); install the same version."
+            f"'{name}' speaks protocol {hello.protocol} (dpzv {wire.shown(hello.version)}), this server "
+            f"{wire.PROTOCOL} (dpzv {VERSION}); install the same version."
         )
-    if hello.config_hash != agreed_hash(config):
+    if hello.config_hash != wire.agreed_hash(config):
         raise PeerError(f"'{name}' has another run configuration than the server; give all parties the same file.")
     return names.index(name) + 1, hello
 
 
+async def hashed_ids(peer: Peer) -> bytes:
+    """The hashed ids of a device that has been asked for them."""
+    ids = wire.unpack(None, await next_frame(peer.stream, IDS_SECONDS))
+    if isinstance(ids, wire.Ids) and len(ids.hashes) % 16 == 0:
+        return ids.hashes
+    got = f"{len(ids.hashes)} bytes" if isinstance(ids, wire.Ids) else type(ids).__name__
+    raise PeerError(f"device {peer.m} must send its hashed ids, 16 bytes each, got {got}; it is closed.")
+
+
 class ServerParty:
-    """A server between its labels and its run folder."""
+    """The server of a run, with its labels and its run folder."""
 
     def __init__(self, config: Config, labels: LabelRecords, folder: RunFolder) -> None:
         self._config, self._labels, self._folder = config, labels, folder
@@ -103,7 +90,7 @@ class ServerParty:
             with ExitStack() as stack:
                 stack.callback(setattr, self, "_closing", True)  # no device may be heard once the ledger is closed
                 while not self._alignment.complete and not self._stopping:
-                    await self._news()
+                    await self._peers.news()
                 if self._failure is not None:
                     raise self._failure
                 if self._stopping:
@@ -111,7 +98,7 @@ class ServerParty:
                 LOG.info("records: %s", self._alignment.counts)
                 self._run = run = stack.enter_context(open_run(self._config, self._alignment, self._folder))
                 self._arrivals = arrivals = Arrivals(run, self._peers)
-                self._finished = self._folder.finished  # then it was started again for devices that were away
+                self._finished = self._folder.finished  # true if it was started again for devices that were away
                 self._aligned.set()
                 summary = self._folder.read_summary() if self._finished else await self._train(run, arrivals)
                 if summary is not None:
@@ -119,7 +106,7 @@ class ServerParty:
                     await self._farewell()
                 return summary
         finally:
-            for peer in self._peers.everybody():
+            for peer in list(self._peers.here.values()):
                 await peer.close(STOPPING)
             await listener.stop(2)
             watching.cancel()
@@ -128,11 +115,10 @@ class ServerParty:
     async def _farewell(self) -> None:
         """Tell every device that the run is finished, and wait a little for those that are away."""
         for peer in self._peers.present():
-            await self._dismiss(peer)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_SECONDS):
-                while len(self._told) < len(self._names) and not self._stopping:
-                    await self._news()
+            await peer.close(FINISHED, final=True)
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        while len(self._told) < len(self._names) and not self._stopping and time.monotonic() < deadline:
+            await self._peers.news(deadline - time.monotonic())
         away = [name for m, name in enumerate(self._names, 1) if m not in self._told]
         if away:
             LOG.warning(
@@ -140,38 +126,24 @@ class ServerParty:
                 ", ".join(away),
             )
 
-    async def _dismiss(self, peer: Peer) -> None:
-        await peer.close("the run is finished", final=True)
-
     def status(self) -> Status:
         """Where the run is, for its operator."""
-        run, here = self._run, {peer.m for peer in self._peers.everybody()}
+        run, here = self._run, self._peers.here
         if run is None:
             devices = tuple(DeviceStatus(name, m in here, 0, 0) for m, name in enumerate(self._names, 1))
             return Status(time.time(), "waiting for the parties", 0, 0, 0, 0, None, None, 0.0, devices)
         server, seen = run.server, run.journal.snapshot("")
-        stage = "rounds" if run.begun else "filling the table"
+        stage = "finished" if self._finished else "rounds" if run.begun else "filling the table"
         devices = tuple(
             DeviceStatus(name, m in here, server.positions[m - 1], server.t - server.times[m - 1], m in self._told)
             for m, name in enumerate(self._names, 1)
         )
-        meter = run.journal.meter
-        finite = math.isfinite(seen.epsilon)
-        return Status(
-            time.time(),
-            "finished" if self._finished else stage,
-            server.t,
-            seen.T,
-            meter.bytes_up,
-            meter.bytes_down,
-            seen.epsilon_spent if finite else None,
-            seen.epsilon if finite else None,
-            server.delays.mean,
-            devices,
-        )
+        spent, epsilon = (seen.epsilon_spent, seen.epsilon) if math.isfinite(seen.epsilon) else (None, None)
+        up, down, delay = run.journal.meter.bytes_up, run.journal.meter.bytes_down, server.delays.mean
+        return Status(time.time(), stage, server.t, seen.T, up, down, spent, epsilon, delay, devices)
 
     def stop(self) -> None:
-        """End after the round at hand; everything up to then is kept."""
+        """End after the current round; everything up to then is kept."""
         self._stopping = True
         self._peers.changed.set()
         if self._arrivals is not None:
@@ -179,7 +151,7 @@ class ServerParty:
 
     async def _train(self, run: ServerRun, arrivals: Arrivals) -> dict[str, Any] | None:
         while not run.ready and not self._stopping:
-            await self._news()
+            await self._peers.news()
         if self._stopping:
             return None
         if not run.begun:
@@ -187,7 +159,7 @@ class ServerParty:
             run.save()
             run.begun = True
             for peer in self._peers.present():
-                await peer.tell(Ask("rounds"))
+                await peer.tell(wire.Ask("rounds"))
         if not await arrivals.run():
             return None
         while not arrivals.has_tests:  # a server that was restarted after the last round
@@ -196,7 +168,7 @@ class ServerParty:
             if len(self._peers.present()) == len(self._names):
                 await arrivals.evaluate()
             else:
-                await self._news()
+                await self._peers.news()
         return run.finish(arrivals.tests, run.journal.seconds)
 
     async def _talk(self, stream: Stream) -> None:
@@ -208,15 +180,15 @@ class ServerParty:
             LOG.info("device %d (%s) is here", m, self._names[m - 1])
             await self._introduce(peer, hello)
             if self._finished:
-                await self._dismiss(peer)
+                await peer.close(FINISHED, final=True)
             await self._listen_to(peer, stream)
-            await read_to_the_end(stream, partial(self._last_word, peer))
+            self._goodbye(peer, await last_word(stream))
         except PeerError as error:
             LOG.warning("%s", error)
             refused = peer or Peer(0, stream)
             await refused.close(str(error))
             self._peers.detach(refused)
-            await read_to_the_end(stream, partial(self._last_word, refused))
+            self._goodbye(refused, await last_word(stream))
         except LinkLost as error:
             if peer is None or not peer.closed.is_set():
                 who = f"device {peer.m}" if peer else "a peer that had not said hello"
@@ -225,17 +197,15 @@ class ServerParty:
             if peer is not None:
                 self._peers.detach(peer)
 
-    async def _introduce(self, peer: Peer, hello: Hello) -> None:
-        """Tell a device who it is, align its records, and bring it to where the run is."""
-        m, stream = peer.m, peer.stream
+    async def _introduce(self, peer: Peer, hello: wire.Hello) -> None:
+        """Tell a device its number, align its records, and send it the releases that it has missed."""
+        m = peer.m
         needs = self._alignment.needs(m, hello.ids_sha256)
-        await peer.tell(Welcome(m, "", "train", needs))
+        await peer.tell(wire.Welcome(m, "", "train", needs))
         if needs:
-            ids = unpack(None, await next_frame(stream, IDS_SECONDS))
-            if not isinstance(ids, Ids):
-                raise PeerError(f"device {m} must send its hashed ids, got {type(ids).__name__}; it is closed.")
+            hashes = await hashed_ids(peer)
             try:
-                self._alignment.take(m, ids.hashes)
+                self._alignment.take(m, hashes)
             except PeerError:
                 raise
             except DiskError as error:  # no round may begin on an alignment that is not on the disk
@@ -259,19 +229,18 @@ class ServerParty:
                 f"device {m} has lost its folder, and with it its private start, which cannot be drawn again; restore "
                 "the folder, or start a new run."
             )
-        await peer.tell(Welcome(m, run_id, "train", False))
-        rows = self._alignment.rows(m)
-        await peer.tell(Rows(rows.train, rows.test, run.plan.mu_start[m - 1]))
+        await peer.tell(wire.Welcome(m, run_id, "train", False))
+        await peer.tell(self._alignment.rows(m, run.plan.mu_start[m - 1]))
         if self._closing:
             raise PeerError(STOPPING)
         for release in run.missed(m, hello.position if hello.run_id else 0):
-            await peer.send(pack_message(run.codecs[m - 1], release))
+            await peer.send(wire.pack_message(run.codecs[m - 1], release))
         peer.introduced = True
         self._peers.changed.set()
         if run.needs_fill(m):
-            await peer.tell(Ask("fill", start=run.filled_to(m, again=bool(hello.run_id))))
+            await peer.tell(wire.Ask("fill", start=run.filled_to(m, again=bool(hello.run_id))))
         elif run.begun and not self._finished:
-            await peer.tell(Ask("rounds"))
+            await peer.tell(wire.Ask("rounds"))
 
     async def _listen_to(self, peer: Peer, stream: Stream) -> None:
         """Take what a device sends until it says goodbye."""
@@ -282,10 +251,10 @@ class ServerParty:
             frame = await stream.read()
             if frame is None:  # a device that was killed looks like this
                 raise LinkLost("the stream ended without a goodbye")
-            message = unpack(run.codecs[m - 1], frame)
+            message = wire.unpack(run.codecs[m - 1], frame)
             if isinstance(message, (Embeddings, Fill, Evaluation)) and message.m != m:
                 raise PeerError(f"device {m} spoke for device {message.m}; it is closed.")
-            if isinstance(message, Stop):
+            if isinstance(message, wire.Stop):
                 self._goodbye(peer, message)
                 return
             if isinstance(message, Embeddings) and run.begun:
@@ -295,20 +264,18 @@ class ServerParty:
                 run.fill(message, len(frame) - 1)
             elif isinstance(message, Evaluation):
                 arrivals.evaluation(message, len(frame) - 1)
-            elif isinstance(message, Done) and message.what == "fill":
+            elif isinstance(message, wire.Done) and message.what == "fill":
                 run.fill_ends(m)
                 self._peers.changed.set()
-            elif isinstance(message, Done) and message.what == "evaluate":
+            elif isinstance(message, wire.Done) and message.what == "evaluate":
                 arrivals.evaluated(m)
             else:
                 raise PeerError(f"device {m} sent {type(message).__name__} out of turn; it is closed.")
 
-    def _last_word(self, peer: Peer, frame: bytes) -> None:
-        if frame[:1] == b"c" and isinstance(message := unpack(None, frame), Stop):
-            self._goodbye(peer, message)
-
-    def _goodbye(self, peer: Peer, stop: Stop) -> None:
-        LOG.info("device %d says goodbye: %s", peer.m, shown(stop.reason))
+    def _goodbye(self, peer: Peer, stop: wire.Stop | None) -> None:
+        if stop is None:
+            return
+        LOG.info("device %d says goodbye: %s", peer.m, wire.shown(stop.reason))
         if stop.final and self._finished:
             self._told.add(peer.m)
             self._peers.changed.set()
@@ -317,7 +284,3 @@ class ServerParty:
         while True:
             write_status(self._folder.path, self.status())
             await asyncio.sleep(1)
-
-    async def _news(self) -> None:
-        await self._peers.changed.wait()
-        self._peers.changed.clear()

@@ -1,4 +1,4 @@
-"""What the operator of the server sees: a status file, and /metrics for Prometheus. Nothing of it goes to a device."""
+"""What the server's operator sees: a status file, and /metrics for Prometheus. None of it is sent to a device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILE = "status.json"
 class DeviceStatus(msgspec.Struct, frozen=True):
     """One device: whether it is connected, its releases so far, and how many rounds it is behind.
 
-    told: it has heard that the run is finished, and has kept its weights.
+    `told` says that it has heard that the run is finished, and has kept its weights.
     """
 
     name: str
@@ -46,21 +46,19 @@ class Status(msgspec.Struct, frozen=True):
 
     def lines(self) -> list[str]:
         """The status in words."""
-        if not self.rounds:
-            return [self.stage, *self._device_lines()]
-        spent = "none" if self.epsilon is None else f"{self.epsilon_spent or 0:.3g} of {self.epsilon:.3g}"
-        head = (
-            f"{self.stage}, round {self.round} of {self.rounds}, {self.bytes_up / 1e6:.1f} MB up, "
-            f"{self.bytes_down / 1e6:.1f} MB down, epsilon {spent}, mean delay {self.mean_delay:.1f} rounds"
-        )
-        return [head, *self._device_lines()]
-
-    def _device_lines(self) -> list[str]:
-        return [
+        head = self.stage
+        if self.rounds:
+            spent = "none" if self.epsilon is None else f"{self.epsilon_spent or 0:.3g} of {self.epsilon:.3g}"
+            head += (
+                f", round {self.round} of {self.rounds}, {self.bytes_up / 1e6:.1f} MB up, "
+                f"{self.bytes_down / 1e6:.1f} MB down, epsilon {spent}, mean delay {self.mean_delay:.1f} rounds"
+            )
+        devices = [
             f"  {d.name}: {'finished' if d.told else 'here' if d.here else 'away'}, {d.releases} releases, "
             f"{d.rounds_behind} rounds behind"
             for d in self.devices
         ]
+        return [head, *devices]
 
 
 def write_status(folder: Path, status: Status) -> None:
@@ -78,24 +76,13 @@ def read_status(folder: Path) -> Status:
 
 def metrics_text(status: Status) -> str:
     """The status in Prometheus' text format."""
-    lines = []
-    for name, value in (
-        ("round", status.round),
-        ("rounds", status.rounds),
-        ("bytes_up", status.bytes_up),
-        ("bytes_down", status.bytes_down),
-        ("epsilon_spent", status.epsilon_spent),
-        ("mean_delay_rounds", status.mean_delay),
-        ("status_age_seconds", max(0.0, time.time() - status.time)),
-    ):
-        lines.append(f"dpzv_{name} {'NaN' if value is None else value}")
+    names = ("round", "rounds", "bytes_up", "bytes_down", "epsilon_spent")
+    values = {name: getattr(status, name) for name in names}
+    values |= {"mean_delay_rounds": status.mean_delay, "status_age_seconds": max(0.0, time.time() - status.time)}
+    lines = [f"dpzv_{name} {'NaN' if value is None else value}" for name, value in values.items()]
     for device in status.devices:
-        for name, number in (
-            ("here", int(device.here)),
-            ("releases", device.releases),
-            ("rounds_behind", device.rounds_behind),
-        ):
-            lines.append(f'dpzv_device_{name}{{device="{device.name}"}} {number}')
+        for name in ("here", "releases", "rounds_behind"):
+            lines.append(f'dpzv_device_{name}{{device="{device.name}"}} {int(getattr(device, name))}')
     return "\n".join(lines) + "\n"
 
 

@@ -1,22 +1,22 @@
-"""What parties talk over, whatever carries it: streams of frames from devices that connect to a server that listens.
+"""What every transport offers: devices connect to a server that listens, and both sides read and write frames.
 
-Another transport is one new file with a `Listener` and a `Connector`; `grpc_transport` is the one over networks,
+A transport is one file with a `Listener` and a `Connector`; `grpc_transport` is the one over networks,
 `memory_transport` the one inside a process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Protocol
 
 from dpzv.errors import PeerError
-from dpzv.network.wire import Control, Stop, pack
+from dpzv.network.wire import CONTROL, Control, Stop, pack, unpack
 
 __all__ = [
     "GOODBYE_SECONDS",
-    "IDS_SECONDS",
     "LONGEST_PAUSE",
     "Connector",
     "LinkLost",
@@ -24,15 +24,12 @@ __all__ = [
     "Peer",
     "Peers",
     "Stream",
+    "last_word",
     "next_frame",
-    "read_to_the_end",
 ]
 
 LONGEST_PAUSE = 30.0
 """Seconds between two attempts of a device to connect, at most."""
-
-IDS_SECONDS = 600.0
-"""How long a device may take to send its ids: a million over a slow line."""
 
 GOODBYE_SECONDS = 5.0
 """How long a party waits for the other side's last frames once one of them has said goodbye."""
@@ -43,9 +40,9 @@ class LinkLost(Exception):
 
 
 class Stream(Protocol):
-    """Frames both ways: each arrives whole and once, in the order sent. One reader and one writer at a time a side.
+    """Frames both ways: each arrives whole and once, in the order sent. Each side has one reader and one writer.
 
-    The devices' side ends it with `close`, the server's by returning from what it was given to `Listener.start`.
+    A device ends the stream with `close`, the server by returning from the function that `Listener.start` was given.
     """
 
     @property
@@ -83,7 +80,7 @@ class Listener(Protocol):
         """Run `talk` for every stream that a device opens from now on; it may be cancelled when a device is lost."""
 
     async def stop(self, seconds: float) -> None:
-        """Let nobody in any more, and end the streams that are left after `seconds`."""
+        """Accept no more streams, and end those that are left after `seconds`."""
 
 
 async def next_frame(stream: Stream, seconds: float) -> bytes:
@@ -98,12 +95,17 @@ async def next_frame(stream: Stream, seconds: float) -> bytes:
     return frame
 
 
-async def read_to_the_end(stream: Stream, hear: Callable[[bytes], object] = len) -> None:
-    """Read what a closed peer still sends: if its stream ended while it writes, it would never read why."""
+async def last_word(stream: Stream, seconds: float = GOODBYE_SECONDS) -> Stop | None:
+    """Read until the other side's goodbye, and return it if it comes within `seconds`.
+
+    So a peer that was closed while it writes can go on writing, and then reads why it was closed.
+    """
     with suppress(PeerError, LinkLost, TimeoutError):
-        async with asyncio.timeout(GOODBYE_SECONDS):
+        async with asyncio.timeout(seconds):
             while (frame := await stream.read()) is not None:
-                hear(frame)
+                if frame[:1] == CONTROL and isinstance(message := unpack(None, frame), Stop):
+                    return message
+    return None
 
 
 class Peer:
@@ -115,21 +117,18 @@ class Peer:
         self.closed = asyncio.Event()
         self.introduced = False  # whether it knows its rows and has all its releases, and so can be asked for things
 
-    async def send(self, frame: bytes) -> bool:
-        """Send a frame; false if the device is gone."""
+    async def send(self, frame: bytes) -> None:
+        """Send a frame, unless the device is gone."""
         async with self._writing:
-            if self.closed.is_set():
-                return False
-            try:
-                await self.stream.write(frame)
-            except LinkLost:
-                self.closed.set()
-                return False
-        return True
+            if not self.closed.is_set():
+                try:
+                    await self.stream.write(frame)
+                except LinkLost:
+                    self.closed.set()
 
-    async def tell(self, control: Control) -> bool:
-        """Send a control message; false if the device is gone."""
-        return await self.send(pack(control))
+    async def tell(self, control: Control) -> None:
+        """Send a control message, unless the device is gone."""
+        await self.send(pack(control))
 
     async def close(self, reason: str, *, final: bool = False) -> None:
         """Say goodbye with the reason, and send nothing more."""
@@ -140,35 +139,36 @@ class Peer:
 
 
 class Peers:
-    """The devices that are connected to the server. `changed` is set whenever one comes or goes."""
+    """The devices that are connected to the server, by number in `here`; `changed` is set when one comes or goes."""
 
     def __init__(self) -> None:
-        self._here: dict[int, Peer] = {}
+        self.here: dict[int, Peer] = {}
         self.changed = asyncio.Event()
 
     async def attach(self, m: int, stream: Stream) -> Peer:
         """Device m has come; an older stream of the same device is closed."""
-        older = self._here.pop(m, None)
-        if older is not None:
+        if (older := self.here.pop(m, None)) is not None:
             await older.close("the same device connected again")
-        peer = self._here[m] = Peer(m, stream)
+        peer = self.here[m] = Peer(m, stream)
         self.changed.set()
         return peer
 
     def detach(self, peer: Peer) -> None:
-        """The device of this stream has gone, unless it is back by another stream already."""
+        """This stream of a device has ended; the device may be back by another stream already."""
         peer.closed.set()
-        if self._here.get(peer.m) is peer:
-            del self._here[peer.m]
+        if self.here.get(peer.m) is peer:
+            del self.here[peer.m]
         self.changed.set()
 
-    def __len__(self) -> int:
-        return len(self._here)
+    async def news(self, seconds: float = math.inf) -> None:
+        """Return when something has changed, at the latest after `seconds`."""
+        late = asyncio.get_running_loop().call_later(seconds, self.changed.set)  # `wait_for` costs a task each time
+        try:
+            await self.changed.wait()
+        finally:
+            late.cancel()
+        self.changed.clear()
 
     def present(self) -> list[Peer]:
-        """All that are connected and can be asked for things."""
-        return [peer for peer in self._here.values() if peer.introduced]
-
-    def everybody(self) -> list[Peer]:
-        """All that are connected."""
-        return list(self._here.values())
+        """The devices that are connected and can be asked for things."""
+        return [peer for peer in self.here.values() if peer.introduced]

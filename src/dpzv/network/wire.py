@@ -19,7 +19,8 @@ from dpzv.protocol.messages import Message
 from dpzv.version import VERSION
 
 __all__ = [
-    "MAX_CONTROL",
+    "CONTROL",
+    "MESSAGE",
     "PART",
     "PROTOCOL",
     "Ask",
@@ -31,7 +32,6 @@ __all__ = [
     "Stop",
     "Welcome",
     "agreed_hash",
-    "framed",
     "hello",
     "pack",
     "pack_message",
@@ -44,6 +44,9 @@ MAX_CONTROL = 1 << 24
 
 PART = 1 << 18
 """Bytes of the longest frame that every transport sends in one piece; a longer one may go in parts."""
+
+MESSAGE, CONTROL = b"m", b"c"
+"""The first byte of a frame, which is a format: it holds a message of `protocol/`, or a control message."""
 
 PROTOCOL = 1
 """Parties that speak another number refuse each other."""
@@ -126,28 +129,23 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 def pack(control: Control) -> bytes:
     """The frame of a control message."""
-    return b"c" + _ENCODER.encode(control)
+    return CONTROL + _ENCODER.encode(control)
 
 
 def pack_message(codec: Codec, message: Message) -> bytes:
     """The frame of a message of the protocol."""
-    return framed(codec.encode(message))
-
-
-def framed(encoded: bytes) -> bytes:
-    """The frame of a message of the protocol that is encoded already."""
-    return b"m" + encoded
+    return MESSAGE + codec.encode(message)
 
 
 def unpack(codec: Codec | None, frame: bytes) -> Control | Message:
     """What a frame says; without a codec only control messages are allowed."""
-    most = MAX_FRAME if frame[:1] == b"m" or frame[2:6] in (b"\xa3ids", b"\xa4row") else MAX_CONTROL
+    kind, body = frame[:1], memoryview(frame)[1:]
+    most = MAX_FRAME if kind == MESSAGE or frame[2:6] in (b"\xa3ids", b"\xa4row") else MAX_CONTROL
     if len(frame) > most:
         raise PeerError(f"a frame of this kind has at most {most} bytes, got {len(frame)}; the peer is closed.")
-    kind, body = frame[:1], memoryview(frame)[1:]
-    if kind == b"m" and codec is not None:
+    if kind == MESSAGE and codec is not None:
         return codec.decode(body)
-    if kind != b"c":
+    if kind != CONTROL:
         raise PeerError(
             f"a frame begins with 'c', or with 'm' once the rows are known, got {kind!r}; the peer is closed."
         )
@@ -165,9 +163,8 @@ def agreed_hash(config: Config) -> str:
         config,
         recipe="",
         data=change(config.data, path="", columns=(), encoder=""),
-        privacy=change(
-            config.privacy, parents=()
-        ),  # only the server has those ledgers; it tells devices what they leave to a start
+        # only the server has the ledgers of earlier runs; it tells devices what these leave to a start
+        privacy=change(config.privacy, parents=()),
         table=change(config.table, path=""),
         runtime=change(config.runtime, accelerator="cpu", threads=0, checkpoint_seconds=30.0),
     )

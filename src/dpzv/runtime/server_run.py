@@ -52,7 +52,8 @@ class Opened(Struct, frozen=True):
 class ServerRun:
     """One run at the server. Use it as a context manager, and call `restore` before anything else.
 
-    `begun` says whether rounds may be answered: the table is filled, and a first checkpoint is written.
+    `begun` says whether rounds may be answered: the table is filled, and a first checkpoint is written. `close` says
+    with `evaluation_due` and `checkpoint_due` what its driver has to do before the next round.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class ServerRun:
     ) -> None:
         """`plan` is what the run is asked for now; where the folder has a ledger, the plan in it is used."""
         self.config, self.folder, self.D_test = config, folder, len(records.y_test)
-        self.begun = False
+        self.begun = self.evaluation_due = self.checkpoint_due = False
         self._rows: dict[int, int] = {}  # rows of the table that each device has filled so far
         self._filled: set[int] = set()  # devices that have filled all their rows
         self.schedules = schedules_of(config, plan)
@@ -175,26 +176,19 @@ class ServerRun:
         meter.bytes_up += opened.size
         meter.bytes_down += len(opened.answer)
         meter.payload_bytes += codec.payload_bytes(message) + codec.payload_bytes(release)
+        self.evaluation_due = release.t % self.config.train.eval_every == 0 or release.t == self.plan.T
+        late = time.monotonic() - self._saved > self.config.runtime.checkpoint_seconds
+        self.checkpoint_due = late or self.gate.at_stake >= AT_STAKE
 
     @property
     def done(self) -> bool:
         """Whether all rounds are over."""
         return self.server.t >= self.plan.T
 
-    @property
-    def evaluation_due(self) -> bool:
-        """Whether the last round was one after which the head is measured."""
-        return self.server.t % self.config.train.eval_every == 0 or self.done
-
-    @property
-    def checkpoint_due(self) -> bool:
-        """Whether it is time for one, by the clock or by the head steps that a crash would forfeit."""
-        late = time.monotonic() - self._saved > self.config.runtime.checkpoint_seconds
-        return late or self.gate.at_stake >= AT_STAKE
-
     def evaluate(self, tests: list[Evaluation], virtual_seconds: float) -> None:
         """Measure the head in the loop on the devices' test embeddings."""
         self.journal.evaluate(self._test_rows(tests), virtual_seconds)
+        self.evaluation_due = False
 
     def save(self, beside: checkpoint.Simulated | None = None) -> None:
         """Make ledger and logs durable, then write the checkpoint: it never knows more than they do."""
@@ -213,7 +207,7 @@ class ServerRun:
         )
         checkpoint.save(self.folder.checkpoint, server, progress, beside)
         self.gate.kept()
-        self._saved = time.monotonic()
+        self._saved, self.checkpoint_due = time.monotonic(), False
 
     def train_head_alone(self) -> None:
         """In a run without rounds: all head steps, on the first fill of the table."""
