@@ -1,4 +1,4 @@
-"""Test metrics, and which of them says most about a task. They stay with the server."""
+"""Test metrics, which stay with the server, and which of them says most about a task."""
 
 from __future__ import annotations
 
