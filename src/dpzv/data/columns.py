@@ -34,12 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Column", "encode", "of_device", "width"]
 
-_FIELDS = {
-    "range": {"low", "high"},
-    "knots": {"knots"},
-    "category": {"values", "other"},
-    "flag": set[str](),
-}
+_FIELDS = {"range": {"low", "high"}, "knots": {"knots"}, "category": {"values", "other"}, "flag": set[str]()}
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -91,11 +86,8 @@ def of_device(columns: Sequence[Column], m: int) -> tuple[Column, ...]:
 
 def width(columns: Sequence[Column]) -> int:
     """How many encoded columns `encode` makes of these."""
-    plain = {"range": 1, "flag": 1}
-    return sum(
-        plain.get(column.kind, 0) + len(column.knots) + len(column.values) + column.other + column.missing
-        for column in columns
-    )
+    one = [column.kind in ("range", "flag") for column in columns]
+    return sum(one) + sum(len(c.knots) + len(c.values) + c.other + c.missing for c in columns)
 
 
 def encode(frame: pd.DataFrame, columns: Sequence[Column]) -> NDArray[np.float32]:

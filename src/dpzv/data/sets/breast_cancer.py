@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpzv.data.cards import Card, Wanted
-from dpzv.data.dataset import Dataset
+from dpzv.data.cards import Card
 from dpzv.data.frames import RawFrames, encoded
 
-__all__ = ["CARD", "load", "raw"]
+__all__ = ["CARD", "raw"]
 
 
 def raw() -> RawFrames:
@@ -31,11 +30,6 @@ def raw() -> RawFrames:
     )
 
 
-def load(wanted: Wanted) -> Dataset:
-    """The tumours, encoded by the recipe's columns, a fifth of them for test."""
-    return encoded(raw(), wanted.columns)
-
-
 CARD = Card(
     name="breast-cancer",
     task="binary",
@@ -45,7 +39,5 @@ CARD = Card(
     tabular=True,
     source="Cell nuclei of breast tumours (UCI Breast Cancer Wisconsin, diagnostic), label 1 = malignant, "
     "from scikit-learn.",
-    get="",
-    origin=None,
-    load=load,
+    load=lambda wanted: encoded(raw(), wanted.columns),
 )
