@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from dpzv.data.columns import Column
-from dpzv.data.dataset import Dataset, Described, Records, from_arrays
+from dpzv.data.dataset import Dataset, Records, from_arrays
 from dpzv.terms import Task
 
 __all__ = ["Card", "Origin", "Wanted"]
@@ -63,5 +64,5 @@ class Card:
 
     def dataset(self, train: Records, test: Records, fingerprint: str = "") -> Dataset:
         """These records as a checked data set with the card's name and description."""
-        described = Described(self.name, self.devices, self.source, fingerprint)
-        return from_arrays(train, test, task=self.task, n_classes=self.n_classes, described=described)
+        made = partial(from_arrays, name=self.name, devices=self.devices, fingerprint=fingerprint)
+        return replace(made(train, test, task=self.task, n_classes=self.n_classes), source=self.source)

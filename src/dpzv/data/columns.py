@@ -110,23 +110,20 @@ def encode(frame: pd.DataFrame, columns: Sequence[Column]) -> NDArray[np.float32
         if column.kind == "category":
             _category(block, frame[column.name], column, absent)
         else:
-            _number(block, _numbers(frame[column.name], column), column, absent)
+            _number(block, frame[column.name], column, absent)
         if column.missing:
             block[:, -1] = absent
         at += block.shape[1]
     return out
 
 
-def _numbers(series: pd.Series, column: Column) -> NDArray[np.float64]:
+def _number(block: NDArray[np.float32], series: pd.Series, column: Column, absent: NDArray[np.bool_]) -> None:
     if series.dtype.kind not in "fiub":
         raise ConfigError(
             f"data column '{column.name}' of kind '{column.kind}' must hold numbers, got {series.dtype}; "
             "use kind 'category' for text."
         )
-    return series.to_numpy(dtype=np.float64)
-
-
-def _number(block: NDArray[np.float32], value: NDArray[np.float64], column: Column, absent: NDArray[np.bool_]) -> None:
+    value = series.to_numpy(dtype=np.float64)
     if column.kind == "flag":
         block[:, 0] = (value != 0) & ~absent
     elif column.kind == "range":

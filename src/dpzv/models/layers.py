@@ -5,15 +5,15 @@ Nothing here touches torch's global random state.
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
 
-__all__ = ["Layered", "conv", "he", "linear_layer", "orthogonal", "projection", "train_last"]
+__all__ = ["conv", "he", "linear_layer", "orthogonal", "projection", "train_last"]
 
 
 def linear_layer(weight: Tensor) -> nn.Linear:
@@ -55,28 +55,20 @@ def projection(outputs: int, inputs: int, generator: torch.Generator) -> Tensor:
     return torch.eye(inputs) if outputs == inputs else orthogonal(outputs, inputs, generator)
 
 
-@runtime_checkable
-class Layered(Protocol):
-    """A network that lists its own layers, first to last; the modules of one entry belong together."""
-
-    def layers(self) -> list[list[nn.Module]]:
-        """The layers in order."""
-
-
 def train_last(network: nn.Module, n: int) -> None:
     """Let only the last `n` layers be trained; with 0 every parameter stays as it is.
 
-    A layer is an entry of `network.layers()` where the network has that, else a module that holds parameters itself.
+    A layer is a module that holds parameters itself. A network with a method `layers` lists its own, first to last;
+    the modules of one entry belong together.
     """
     if n == 0:
         return
-    own = [[part] for part in network.modules() if part._parameters]
-    layers = network.layers() if isinstance(network, Layered) else own
+    listed = getattr(network, "layers", None)
+    layers: list[list[nn.Module]] = listed() if listed else [[part] for part in network.modules() if part._parameters]
     if not 0 < n <= len(layers):
         raise ConfigError(
             f"devices.last_layers must be from 0 (all) to the {len(layers)} layers of this network, got {n}; lower it."
         )
     network.requires_grad_(False)
-    for parts in layers[-n:]:
-        for part in parts:
-            part.requires_grad_(True)
+    for part in itertools.chain.from_iterable(layers[-n:]):
+        part.requires_grad_(True)
