@@ -58,7 +58,7 @@ def probability(name: str, value: float) -> float:
 def fraction(name: str, value: float) -> float:
     """Return `value` if it lies in [0, 1), else refuse it."""
     if not 0 <= value < 1:
-        raise ConfigError(f"{name} must lie in [0, 1), got {value}; it is a share of the budget.")
+        raise ConfigError(f"{name} must lie in [0, 1), got {value}; change {name}.")
     return value
 
 

@@ -122,7 +122,7 @@ def _cells(asked: Comparison, tree: Tree, changes: list[Tree]) -> list[_Cell]:
 
     settings = recipes.settings(asked.recipe, asked.accounting, asked.settings)
     methods, epsilons = options.methods_of(asked.methods), options.numbers_of("--epsilon", asked.epsilon)
-    # a private start pays from the budget even if nothing is trained: it gets the smallest one
+    # a private start pays from the budget even if nothing is trained: it gets the smallest budget
     frozen = {"train": {"rounds": 0}, "head": {"rule": "frozen"}, "privacy": {"epsilon": min(epsilons)}}
     lasts: list[tuple[str, float | None, Tree]] = [(FROZEN, None, frozen)]
     for method, epsilon in itertools.product(methods, epsilons):

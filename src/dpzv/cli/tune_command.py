@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["tune"]
 
 HOLDOUT = 0.1
-"""The share of the training records that judges the trials; the test records are not looked at."""
+"""The share of the training records that judges the trials; the test records are not used."""
 
 
 @dataclass(frozen=True, slots=True)

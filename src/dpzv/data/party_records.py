@@ -8,8 +8,8 @@ hold.
     label of a class, text category   the same; empty or a missing word: missing   the same; booleans: True, False
     all other kinds, regression       a decimal number, or true or false           numbers and booleans; null: missing
 
-Missing words, in any case: na, n/a, nan, none, null, <na>, #n/a, or nothing at all; a category or class that is
-listed is never missing. What a missing or unlisted feature becomes is in the table of `dpzv.data.columns`.
+These words mean missing, in upper or lower case: na, n/a, nan, none, null, <na>, #n/a, and the empty text; a category
+or class that is listed is never missing. See `dpzv.data.columns` for what a missing or unlisted feature becomes.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def read_labels(settings: LabelSettings) -> LabelTable:
 
 
 def in_units(settings: LabelSettings, outputs: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Numbers on the scale -1..1 of a regression's y, such as predictions, on the scale of the label column."""
+    """Numbers on the scale -1..1 of a regression's y, such as predictions, in the units of the label column."""
     low, high = _range(settings)
     return low + (outputs.astype(np.float64) + 1) / 2 * (high - low)
 

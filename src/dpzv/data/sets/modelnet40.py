@@ -71,12 +71,12 @@ def _from_npz(path: Path) -> dict[str, NDArray[Any]]:
         if views.dtype != np.uint8 or views.shape != (len(y), VIEWS, SIDE, SIDE):
             raise DataError(
                 f"X_{split} of {path} should be uint8 of shape [{len(y)}, {VIEWS}, {SIDE}, {SIDE}], one for each of "
-                f"y_{split}, got {views.dtype} of shape {list(views.shape)}; make it again so."
+                f"y_{split}, got {views.dtype} of shape {list(views.shape)}; make it again in that shape."
             )
     if _SEEN in arrays and arrays[_SEEN].shape != arrays["y_test"].shape:
         raise DataError(
             f"{_SEEN} of {path} should have one flag for each of {len(arrays['y_test'])} test objects, got shape "
-            f"{list(arrays[_SEEN].shape)}; make it again so."
+            f"{list(arrays[_SEEN].shape)}; make it again in that shape."
         )
     return arrays
 
