@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -123,8 +123,7 @@ def load_bert(folder: Path) -> nn.Module:
             f"the encoder {folder} should hold all weights of its BERT, but {len(found['missing_keys'])} are missing "
             f"and {len(found['mismatched_keys'])} have another shape; get the folder again."
         )
-    trained: nn.Module = encoder
-    return trained
+    return cast("nn.Module", encoder)
 
 
 @contextmanager

@@ -149,9 +149,8 @@ def _reviews(path: Path) -> Iterator[Review]:
     """The reviews of `path` in order; a row that cannot be read is refused by its number."""
     number = 1
     try:
-        with explained(
-            f"{path} should be a whole xz file, but unpacking it", "get it again.", EOFError, lzma.LZMAError
-        ):
+        expected = f"{path} should be a whole xz file, but unpacking it"
+        with explained(expected, "get it again.", EOFError, lzma.LZMAError):
             for review in _csv(path) if path.suffix == ".csv" else _jsonl(path):
                 yield review
                 number += 1

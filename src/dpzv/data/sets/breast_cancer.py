@@ -22,12 +22,9 @@ def raw() -> RawFrames:
     names = [str(name) for name in bunch.feature_names]
     values = np.ascontiguousarray(bunch.data, dtype=np.float64)
     groups = [slice(10 * m, 10 * m + 10) for m in range(3)]
-    return RawFrames(
-        card=CARD,
-        frames=tuple(pd.DataFrame(values[:, group], columns=names[group]) for group in groups),
-        y=(np.asarray(bunch.target) == 0).astype(np.int64),  # scikit-learn writes 0 for malignant
-        digest=values.tobytes(),
-    )
+    frames = tuple(pd.DataFrame(values[:, group], columns=names[group]) for group in groups)
+    y = (np.asarray(bunch.target) == 0).astype(np.int64)  # scikit-learn writes 0 for malignant
+    return RawFrames(CARD, frames, y, values.tobytes())
 
 
 CARD = Card(

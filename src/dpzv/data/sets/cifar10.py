@@ -158,10 +158,8 @@ def _from_user(path: Path) -> dict[str, bytes]:
 
 def _from_archive(path: Path) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
-    expected, kinds = (
-        f"{path} should be {_ARCHIVE}, but unpacking it",
-        (tarfile.TarError, EOFError, OSError, zlib.error),
-    )
+    expected = f"{path} should be {_ARCHIVE}, but unpacking it"
+    kinds = (tarfile.TarError, EOFError, OSError, zlib.error)
     with explained(expected, "give the original file.", *kinds), tarfile.open(path) as tar:
         for member in tar:
             name = Path(member.name).name

@@ -43,8 +43,7 @@ def raw() -> RawFrames:
     import pandas as pd
 
     paths = _paths()
-    read = {*_SCHEDULE, *_DATE, "tailnum", "time_hour", "arr_delay"} - {"weekday"}
-    flights = _read(paths[0], sorted(read))
+    flights = _read(paths[0], sorted({*_SCHEDULE, *_DATE, "tailnum", "time_hour", "arr_delay"} - {"weekday"}))
     weather = _read(paths[1], ["origin", "time_hour", *_WEATHER])
     planes = _read(paths[2], ["tailnum", *_REGISTRY])
     flights = flights[flights["arr_delay"].notna()].reset_index(drop=True)
@@ -55,12 +54,8 @@ def raw() -> RawFrames:
     digest = hashlib.sha256()
     for path in paths:
         digest.update(path.read_bytes())
-    return RawFrames(
-        card=CARD,
-        frames=(flights[_SCHEDULE], by_hour[_WEATHER], by_tail[_REGISTRY]),
-        y=(flights["arr_delay"] > _LATE_MINUTES).to_numpy().astype(np.int64),
-        digest=digest.digest(),
-    )
+    y = (flights["arr_delay"] > _LATE_MINUTES).to_numpy().astype(np.int64)
+    return RawFrames(CARD, (flights[_SCHEDULE], by_hour[_WEATHER], by_tail[_REGISTRY]), y, digest.digest())
 
 
 def _paths() -> list[Path]:
