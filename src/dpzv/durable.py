@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all, such that it survives a power cut: the one way in which files are replaced."""
+"""The one way in which files are replaced: whole or not at all, and such that they survive a power cut."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ REMEDY = "free space or choose another --out"
 
 @contextmanager
 def disk_errors(path: Path, remedy: str = REMEDY) -> Iterator[None]:
-    """Turn what a full or unwritable disk raises while `path` is written into one sentence that ends in `remedy`."""
+    """Turn the errors of a full or unwritable disk, while `path` is written, into a sentence that ends in `remedy`."""
     try:
         yield
-    except OSError as error:
-        raise DiskError(f"{path} could not be written ({error.strerror or error}); {remedy}.") from error
-    except safetensors.SafetensorError as error:
-        raise DiskError(f"{path} could not be written ({error}); {remedy}.") from error
+    except (OSError, safetensors.SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DiskError(f"{path} could not be written ({reason}); {remedy}.") from error
 
 
 @contextmanager
@@ -46,7 +45,7 @@ def replacing(path: Path, *, mode: int = 0o666, shared: bool = False, remedy: st
     with disk_errors(path, remedy):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            new.unlink(missing_ok=True)  # one that a killed process left may be open to more readers than `mode` is
+            new.unlink(missing_ok=True)  # more users than `mode` allows may read one that a killed process left
             os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
             yield new
             _sync(new)
@@ -63,7 +62,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    """Put tensors into one safetensors file as `replacing` does; tied ones each get memory of their own there."""
+    """Put tensors into one safetensors file as `replacing` does; tensors that share memory are written separately."""
     import safetensors.torch
 
     apart: dict[str, torch.Tensor] = {}

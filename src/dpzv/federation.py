@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from dpzv import config as configuration
-from dpzv.data.dataset import Dataset, Described, Records, from_arrays
+from dpzv.data.dataset import Dataset, Records, from_arrays
 from dpzv.data.schedule import public_split
 from dpzv.errors import ConfigError
 from dpzv.models.losses import predictions
@@ -57,7 +57,7 @@ class Federation:
         _refuse_shared(networks)
         # all records are checked before they are split, so that messages count them as the caller does
         whole = Records(features, labels)
-        data = from_arrays(whole, whole, task=task, n_classes=n_classes, described=Described(fingerprint="all"))
+        data = from_arrays(whole, whole, task=task, n_classes=n_classes, fingerprint="all")
         D = len(data.y_train)
         if D < HELD_OUT:
             raise ConfigError(f"expected at least {HELD_OUT} records, since a tenth is held out, got {D}; give more.")

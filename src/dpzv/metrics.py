@@ -1,4 +1,4 @@
-"""Test metrics, and which of them says most about a task. They stay with the server."""
+"""Test metrics, which stay with the server, and which of them says most about a task."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def headline(values: Metrics | Mapping[str, Any]) -> tuple[str, float]:
 
 
 def headline_text(values: Metrics | Mapping[str, Any]) -> str:
-    """The headline in two words."""
+    """The headline as text, such as ``AUC 0.9123``."""
     name, value = headline(values)
     return {"auc": f"AUC {value:.4f}", "accuracy": f"{100 * value:.2f} %"}.get(name, f"{name} {value:.4f}")

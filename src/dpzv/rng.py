@@ -18,10 +18,8 @@ def seed_of(*parts: int | str) -> int:
 
     The text below is a format: parties on different machines must make the same seed of the same name.
     """
-    text = ""
-    for part in parts:
-        text += f"\x1f{type(part).__name__}:{part}"
-    return int.from_bytes(hashlib.blake2b(text[1:].encode(), digest_size=8).digest(), "big") >> 1
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def numpy_generator(*parts: int | str) -> np.random.Generator:
@@ -33,6 +31,4 @@ def torch_generator(*parts: int | str, device: str = "cpu") -> torch.Generator:
     """A torch generator on `device` (an accelerator's name) for the stream called `parts`."""
     import torch
 
-    generator = torch.Generator(device=device)
-    generator.manual_seed(seed_of(*parts))
-    return generator
+    return torch.Generator(device=device).manual_seed(seed_of(*parts))

@@ -1,6 +1,6 @@
-"""The vocabularies of the configuration, in one place, one word a concept.
+"""The words that the configuration knows, one for each concept.
 
-Methods, head rules and starts are an open list: `declarations.py` says which there are and what each is.
+The lists of methods, head rules and starts are open: `declarations.py` says which there are and what each is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Accounting = Literal["exact", "paper"]
 """`exact` counts what curious devices see; `paper` is the published rule, which is no guarantee."""
 
 MethodName = str
-"""Whose algorithm the rounds follow; one of those in `declarations.py`, each a file in `methods/`."""
+"""Which algorithm the rounds follow; one of those in `declarations.py`, each in a file of `methods/`."""
 
 HeadRuleName = str
 """How the server's own model `w_0` moves; one of those in `declarations.py`."""

@@ -1,4 +1,4 @@
-"""Small checks whose failures are sentences, also of what was decoded."""
+"""Small checks of values and of decoded files; each failure is one sentence."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def probability(name: str, value: float) -> float:
 def fraction(name: str, value: float) -> float:
     """Return `value` if it lies in [0, 1), else refuse it."""
     if not 0 <= value < 1:
-        raise ConfigError(f"{name} must lie in [0, 1), got {value}; it is a share of the budget.")
+        raise ConfigError(f"{name} must lie in [0, 1), got {value}; change {name}.")
     return value
 
 
 def toml_of(content: bytes, name: str) -> dict[str, Any]:
-    """TOML as nested mappings; what is none is refused in a sentence about `name`."""
+    """TOML as nested mappings; invalid TOML is refused in a sentence about `name`."""
     try:
         tree: dict[str, Any] = msgspec.toml.decode(content)
     except msgspec.DecodeError as error:
@@ -72,9 +72,9 @@ def toml_of(content: bytes, name: str) -> dict[str, Any]:
 
 
 def converted(tree: Mapping[str, Any], kind: type[T], *, below: str = "", file: str = "") -> T:
-    """`tree` as a `kind`; what does not fit is refused in a sentence that names the key.
+    """`tree` as a `kind`; a value that does not fit is refused in a sentence that names its key.
 
-    `below` is the section that the tree stands in, `file` the file to name.
+    `below` is the section that contains the tree; `file` is the file that the sentence names.
     """
     try:
         return msgspec.convert(tree, kind)

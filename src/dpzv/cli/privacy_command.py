@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
+import msgspec
 import typer
 
+from dpzv.cli.options import Json, with_options
 from dpzv.declarations import HEAD_RULES
 from dpzv.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpzv.privacy.plan import PlanRequest
-from dpzv.cli.options import Json, with_options
 
-if TYPE_CHECKING:
-    from dpzv.privacy.plan import PlanRequest
-
-__all__ = ["PlanOptions", "TheoryOptions", "app"]
+__all__ = ["app"]
 
 app = typer.Typer(
     help="Budgets: convert them, plan with them, see what was spent.", no_args_is_help=True, rich_markup_mode=None
@@ -140,8 +138,6 @@ def spent(
 
     Example: dpzv privacy spent runs/first runs/second
     """
-    import msgspec
-
     from dpzv.cli.show import statement_text
     from dpzv.privacy.spent import spent as read
 
@@ -201,8 +197,6 @@ def theory(asked: TheoryOptions) -> None:
 
 def _figures(asked: PlanRequest) -> dict[str, Any]:
     """What `plan` prints: the plan, its parts, and the paper's rule beside it."""
-    import msgspec
-
     from dpzv.privacy.gdp import epsilon_of, mu_of, paper_sigma_dp, true_mu_of_paper
     from dpzv.privacy.planning import make_plan
     from dpzv.privacy.statement import parts_of
@@ -212,13 +206,9 @@ def _figures(asked: PlanRequest) -> dict[str, Any]:
     paper_sigma = paper_sigma_dp(asked.C, asked.T, asked.D, paper_mu)
     # the published rule, which is inversely proportional to mu, would claim this for the noise of the plan
     claimed = epsilon_of(paper_sigma_dp(asked.C, asked.T, asked.D, made.sigma_dp), asked.delta_dp)
+    budget = ("sigma_dp", "mu", "epsilon", "epsilon_zero_out", "epsilon_replace_one", "delta_dp")
     values: dict[str, Any] = {
-        "sigma_dp": made.sigma_dp,
-        "mu": made.mu,
-        "epsilon": made.epsilon,
-        "epsilon_zero_out": made.epsilon_zero_out,
-        "epsilon_replace_one": made.epsilon_replace_one,
-        "delta_dp": made.delta_dp,
+        **{name: getattr(made, name) for name in budget},
         "rounds": made.T,
         "participations": made.participations,
         "z": made.z,
@@ -252,35 +242,26 @@ def _row(asked: PlanRequest, passes: float) -> dict[str, Any]:
 
 
 def _print_sweep(rows: list[dict[str, Any]], with_head: bool, json: bool) -> None:
-    import msgspec
-
     if json:
         typer.echo(msgspec.json.encode(rows).decode())
         return
-    names = ["batch", "passes", "rounds", *(["head_share"] if with_head else []), "sigma_dp", "noise_over_clip"]
-    names += ["z"] if with_head else []
+    names = [name for name in rows[0] if with_head or name not in ("head_share", "z")]
     typer.echo("  ".join(f"{name:>15}" for name in names))
     for row in rows:
         typer.echo("  ".join(f"{row[name]:>15.6g}" for name in names))
 
 
 def _print(values: dict[str, Any], json: bool) -> None:
-    import msgspec
-
     if json:
         typer.echo(msgspec.json.encode(values).decode())
         return
     width = max(len(name) for name in values)
     for name, value in values.items():
-        if isinstance(value, list | tuple):
-            for item in value:
-                inner = item
-                if isinstance(item, dict):
-                    inner = ", ".join(f"{key} {_text(x)}" for key, x in item.items() if x is not None)
-                typer.echo(f"{name:<{width}}  {inner}")
-        else:
-            typer.echo(f"{name:<{width}}  {_text(value)}")
+        for item in value if isinstance(value, list) else [value]:
+            typer.echo(f"{name:<{width}}  {_text(item)}")
 
 
 def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_text(inner)}" for key, inner in value.items() if inner is not None)
     return f"{value:.10g}" if isinstance(value, float) else str(value)

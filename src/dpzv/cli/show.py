@@ -1,11 +1,12 @@
-"""How runs are shown: a bar that can be stopped while they go on, then a small table and the statement in words."""
+"""How runs are shown: a progress bar while they go on, then a small table and the statement in words."""
 
 from __future__ import annotations
 
 import math
 import signal
+import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,14 @@ from rich.table import Table
 
 from dpzv.metrics import headline_text
 
-__all__ = ["json_text", "progress_bar", "result", "statement_text", "stop_asked"]
+__all__ = ["columns", "json_text", "progress_bar", "result", "statement_text", "stop_asked"]
 
 INDENT = 15  # where the text of a statement's labelled line begins
 
 
 @contextmanager
 def stop_asked() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C or SIGTERM came; a second one does not wait for what is under way."""
+    """Tells whether Ctrl-C or SIGTERM came; a second signal ends the process without waiting for the work under way."""
     stopped = False
 
     def stop(number: int, frame: object) -> None:
@@ -42,24 +43,37 @@ def stop_asked() -> Iterator[Callable[[], bool]]:
 
 
 def progress_bar(quiet: bool) -> Progress:
-    """A bar on standard error, or none; its tasks have a field `figures`."""
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[figures]}"))
-    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), disable=quiet)
+    """A bar on standard error, or none if `quiet`; its tasks have a field `figures`."""
+    parts = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[figures]}"))
+    return Progress(*parts, TimeElapsedColumn(), console=Console(stderr=True), disable=quiet)
+
+
+def columns(names: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str]) -> Table:
+    """A table without lines; the columns named in `left` are aligned to the left, all others to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, justify="left" if name in left else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def json_text(values: object) -> str:
-    """Values as indented JSON that ends with its line."""
+    """Values as indented JSON that ends with a line break."""
     return msgspec.json.format(msgspec.json.encode(values), indent=2).decode() + "\n"
 
 
-def result(summaries: list[dict[str, Any]], folder: Path) -> None:
-    """Print one row a run and the statement of the last one."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("run", "test", "private head", "rounds", "MB", "seconds", "epsilon", "delta"):
-        table.add_column(name, justify="left" if name in ("run", "test", "private head") else "right")
+def result(summaries: list[dict[str, Any]], folder: Path, *, quiet: bool, json: bool) -> None:
+    """Print one row a run and the statement of the last one, or the last summary as JSON, or nothing."""
+    if json:
+        sys.stdout.write(json_text(summaries[-1]))
+    if json or quiet:
+        return
+    names = ("run", "test", "private head", "rounds", "MB", "seconds", "epsilon", "delta")
+    rows = []
     for summary in summaries:
         epsilon = summary["epsilon"]
-        table.add_row(
+        row = [
             "frozen devices" if summary["rounds"] == 0 else f"{summary['method']}, {summary['head_rule']}",
             headline_text(summary),
             headline_text(summary["private_head"]),
@@ -68,9 +82,10 @@ def result(summaries: list[dict[str, Any]], folder: Path) -> None:
             f"{summary['seconds']:.1f}",
             "none" if epsilon is None or math.isinf(epsilon) else f"{epsilon:g}",
             f"{summary['delta_dp']:g}",
-        )
+        ]
+        rows.append(row)
     console = Console()
-    console.print(table)
+    console.print(columns(names, rows, left=names[:3]))
     console.print()
     statement_text(summaries[-1]["statement"])
     console.print()

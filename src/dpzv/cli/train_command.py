@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from dpzv.cli.options import Json, Recipe, Sets
+from dpzv.cli.options import Json, Recipe, Sets, tree_of
 
 if TYPE_CHECKING:
-    from dpzv.config import Config
     from dpzv.runtime.journal import Observer, Snapshot
 
 __all__ = ["recipes", "resume", "train"]
@@ -65,19 +64,19 @@ def train(
     Example: dpzv train flights --set privacy.epsilon=0.5 --out runs/half
     """
     from dpzv import config as configuration
-    from dpzv import recipes as shipped
+    from dpzv.cli.show import result
 
-    tree = shipped.tree(recipe)
-    for assignment in set_:
-        tree = configuration.merge(tree, configuration.set_key(assignment))
+    tree = tree_of(recipe, set_)
     config = configuration.parse(tree)
+    from dpzv.runtime.run import start  # torch comes with it, so a wrong configuration is refused before
+
     folder = out or Path("runs") / f"{Path(recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    summaries = []
+    runs = [(config, folder)]
     if beside_frozen:
         frozen = configuration.parse(configuration.merge(tree, {"train": {"rounds": 0}, "head": {"rule": "frozen"}}))
-        summaries.append(_run(frozen, folder / "frozen", max_seconds, quiet=quiet or json))
-    summaries.append(_run(config, folder, max_seconds, quiet=quiet or json))
-    _show(summaries, folder, quiet=quiet, json=json)
+        runs.insert(0, (frozen, folder / "frozen"))
+    summaries = [_watched(partial(start, *run), max_seconds, run[1], quiet=quiet or json) for run in runs]
+    result(summaries, folder, quiet=quiet, json=json)
 
 
 def resume(
@@ -90,22 +89,19 @@ def resume(
 
     Example: dpzv resume runs/first
     """
+    from dpzv.cli.show import result
     from dpzv.runtime.run import resume as resume_run
 
-    with _watching(quiet or json) as observe:
-        summary = resume_run(folder, observe, max_seconds)
-    _show([_require(summary, folder)], folder, quiet=quiet, json=json)
+    summary = _watched(partial(resume_run, folder), max_seconds, folder, quiet=quiet or json)
+    result([summary], folder, quiet=quiet, json=json)
 
 
-def _run(config: Config, folder: Path, max_seconds: float, *, quiet: bool) -> dict[str, Any]:
-    from dpzv.runtime.run import start
-
+def _watched(
+    run: Callable[[Observer, float], dict[str, Any] | None], max_seconds: float, folder: Path, *, quiet: bool
+) -> dict[str, Any]:
+    """The summary of a run under a progress bar; ends with 130 if it is interrupted."""
     with _watching(quiet) as observe:
-        summary = start(config, folder, observe, max_seconds)
-    return _require(summary, folder)
-
-
-def _require(summary: dict[str, Any] | None, folder: Path) -> dict[str, Any]:
+        summary = run(observe, max_seconds)
     if summary is None:
         typer.echo(f"dpzv: interrupted; everything up to here is kept, go on with `dpzv resume {folder}`.", err=True)
         raise typer.Exit(130)
@@ -125,11 +121,8 @@ def _watching(quiet: bool) -> Iterator[Observer]:
             nonlocal shown
             now = time.monotonic()
             if not quiet and (now - shown >= 0.1 or snapshot.stage != "rounds" or snapshot.t >= snapshot.T):
-                shown = now
-                total = max(snapshot.T, 1)
-                bar.update(
-                    task, description=snapshot.stage, total=total, completed=snapshot.t, figures=_figures(snapshot)
-                )
+                shown, total, figures = now, max(snapshot.T, 1), _figures(snapshot)
+                bar.update(task, description=snapshot.stage, total=total, completed=snapshot.t, figures=figures)
             return not stopped()
 
         yield observe
@@ -138,19 +131,6 @@ def _watching(quiet: bool) -> Iterator[Observer]:
 def _figures(snapshot: Snapshot) -> str:
     from dpzv.metrics import headline_text
 
-    figures = [f"round {snapshot.t}/{snapshot.T}"]
-    if snapshot.metrics is not None:
-        figures.append(headline_text(snapshot.metrics))
-    figures.append(f"{snapshot.bytes_total / 1e6:.1f} MB")
-    figures.append(f"epsilon {snapshot.epsilon_spent:.3g} of {snapshot.epsilon:.3g}")
-    return ", ".join(figures)
-
-
-def _show(summaries: list[dict[str, Any]], folder: Path, *, quiet: bool, json: bool) -> None:
-    """Print the result as a table and the statement in words, or as JSON."""
-    from dpzv.cli.show import json_text, result
-
-    if json:
-        sys.stdout.write(json_text(summaries[-1]))
-    elif not quiet:
-        result(summaries, folder)
+    metric = "" if snapshot.metrics is None else f"{headline_text(snapshot.metrics)}, "
+    spent = f"epsilon {snapshot.epsilon_spent:.3g} of {snapshot.epsilon:.3g}"
+    return f"round {snapshot.t}/{snapshot.T}, {metric}{snapshot.bytes_total / 1e6:.1f} MB, {spent}"

@@ -11,46 +11,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from dpzv.cli import options
 from dpzv.cli.compare_command import Executed, execute, fail
-from dpzv.cli.options import (
-    ALL,
-    Account,
-    Jobs,
-    JsonOutcome,
-    Methods,
-    Quiet,
-    Recipe,
-    SetsOfAll,
-    Settings,
-    methods_of,
-    with_options,
-)
 
 if TYPE_CHECKING:
     from dpzv.config import Config
 
-__all__ = ["Tuning", "tune"]
+__all__ = ["tune"]
 
 HOLDOUT = 0.1
-"""The share of the training records that judges the trials; the test records are not looked at."""
+"""The share of the training records that judges the trials; the test records are not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """The options of `dpzv tune`."""
 
-    recipe: Recipe
-    set_: SetsOfAll
+    recipe: options.Recipe
+    set_: options.SetsOfAll
     space: Annotated[Path, typer.Option("--space", help="TOML: for each method, keys with lists of values.")]
     out: Annotated[Path | None, typer.Option("--out", help="The folder; default runs/tune-RECIPE.")] = None
-    methods: Methods = ALL
+    methods: options.Methods = options.ALL
     trials: Annotated[int, typer.Option("--trials", min=1, help="Trials of each method.")] = 10
     epsilon: Annotated[float, typer.Option("--epsilon", help="The budget of each trial; inf: none.")] = 1.0
-    accounting: Account = "exact"
-    settings: Settings = None
-    jobs: Jobs = 0
-    json: JsonOutcome = False
-    quiet: Quiet = False
+    accounting: options.Account = "exact"
+    settings: options.Settings = None
+    jobs: options.Jobs = 0
+    json: options.JsonOutcome = False
+    quiet: options.Quiet = False
 
 
 class _Trial(msgspec.Struct, frozen=True):
@@ -74,7 +62,7 @@ class _Trial(msgspec.Struct, frozen=True):
         return False, score, self.bytes_to_target or float("inf"), self.number
 
 
-@with_options(Tuning)
+@options.with_options(Tuning)
 def tune(asked: Tuning) -> None:
     """Try settings drawn from a file, as many for each method, and keep the best as settings for `compare`.
 
@@ -90,7 +78,7 @@ def tune(asked: Tuning) -> None:
     chosen = recipes.settings(asked.recipe, asked.accounting, asked.settings)
     always = {"data": {"holdout": HOLDOUT}, "privacy": {"accounting": asked.accounting}}
     changes = [*map(configuration.set_key, asked.set_), always]
-    names = methods_of(asked.methods)
+    names = options.methods_of(asked.methods)
     drawn: list[tuple[str, int, dict[str, Any]]] = []
     configs: dict[str, Config] = {}
     for method in names:
@@ -113,7 +101,7 @@ def tune(asked: Tuning) -> None:
 
 
 def _judge(drawn: list[tuple[str, int, dict[str, Any]]], executed: Executed, folder: Path) -> list[_Trial]:
-    """The trials with their figures, from the summaries of their runs."""
+    """The trials with the figures that are in the summaries of their runs."""
     from dpzv.metrics import headline
     from dpzv.runtime.grid import config_hash
 
@@ -126,13 +114,8 @@ def _judge(drawn: list[tuple[str, int, dict[str, Any]]], executed: Executed, fol
             summary = msgspec.json.decode(place.read_bytes())
             metric, score = headline(summary["private_head"])
             passed = summary["targets"].get(str(max(job.config.train.target, default=None)), {})
-            trial = msgspec.structs.replace(
-                trial,
-                metric=metric,
-                score=score,
-                refitted=headline(summary)[1],
-                bytes_to_target=passed.get("bytes"),
-            )
+            figures = {"metric": metric, "score": score, "refitted": headline(summary)[1]}
+            trial = msgspec.structs.replace(trial, **figures, bytes_to_target=passed.get("bytes"))
         judged.append(trial)
     return judged
 
@@ -161,8 +144,7 @@ def _show(judged: Sequence[_Trial], folder: Path) -> None:
     """Print the trials, the best of each method first."""
     from dpzv.report.comparison_table import columned
 
-    header = ["method", "trial", "in loop", "refitted", "MB until target", "settings"]
-    lines = [header]
+    lines = [["method", "trial", "in loop", "refitted", "MB until target", "settings"]]
     order = list(dict.fromkeys(trial.method for trial in judged))
     for trial in sorted(judged, key=lambda trial: (order.index(trial.method), trial.order())):
         sent = "never" if trial.bytes_to_target is None else f"{trial.bytes_to_target / 1e6:.1f}"

@@ -3,7 +3,7 @@
 Every party hashes its ids under one key that all parties have and nobody else. Devices send the hashes to the server
 only, over their own authenticated and encrypted link; the server answers each device with row numbers.
 
-What it tells whom, beyond the outcome that the parties want:
+What each party learns, beyond the outcome that the parties want:
 
     the server   which hashed ids each device has, shared or not. It holds the key too, so it can hash any id it
                  knows or guesses and see whether a device has it. It is trusted with that.
@@ -51,7 +51,7 @@ class Alignment:
         return len(self.rows[0])
 
     def counts(self) -> str:
-        """One line for the operator of the server: no id, no hash, only how many."""
+        """One line for the operator of the server, with counts only: it holds no id and no hash."""
         return _counts(self.sizes, self.with_server, self.n)
 
 
@@ -73,8 +73,8 @@ def keyed(ids: Sequence[str], key: bytes) -> NDArray[np.uint8]:
 def aligned(server: NDArray[np.uint8], devices: Sequence[NDArray[np.uint8]], least: int = 1) -> Alignment:
     """The ids that all parties share, sorted by hash; `server` and each of `devices` is uint8 [rows, 16].
 
-    Refused, with the counts of every party: a hash twice at one party, fewer than `least` shared ids (give the
-    batch size: fewer records make no batch).
+    A party that repeats a hash is refused, and so are fewer shared ids than `least` (the batch size, since fewer
+    records make no batch); the sentence gives the counts of every party.
     """
     parties = [_as_words(where, array) for where, array in zip(_names(len(devices)), [server, *devices], strict=True)]
     orders = [np.argsort(words, kind="stable") for words in parties]
@@ -106,7 +106,7 @@ def _names(devices: int) -> list[str]:
 
 
 def _as_words(where: str, array: NDArray[np.uint8]) -> NDArray[np.bytes_]:
-    """[rows, 16] bytes as [rows] words, which numpy sorts byte by byte; of equal length, so padding is no matter."""
+    """[rows, 16] bytes as [rows] words, which numpy sorts byte by byte; all are equally long, so none is padded."""
     if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != HASH_BYTES:
         raise ConfigError(
             f"hashes of {where} must be uint8 [rows, {HASH_BYTES}], got {array.dtype} {list(array.shape)}; use `keyed`."

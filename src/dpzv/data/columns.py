@@ -34,12 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Column", "encode", "of_device", "width"]
 
-_FIELDS = {
-    "range": {"low", "high"},
-    "knots": {"knots"},
-    "category": {"values", "other"},
-    "flag": set[str](),
-}
+_FIELDS = {"range": {"low", "high"}, "knots": {"knots"}, "category": {"values", "other"}, "flag": set[str]()}
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -91,11 +86,8 @@ def of_device(columns: Sequence[Column], m: int) -> tuple[Column, ...]:
 
 def width(columns: Sequence[Column]) -> int:
     """How many encoded columns `encode` makes of these."""
-    plain = {"range": 1, "flag": 1}
-    return sum(
-        plain.get(column.kind, 0) + len(column.knots) + len(column.values) + column.other + column.missing
-        for column in columns
-    )
+    one = [column.kind in ("range", "flag") for column in columns]
+    return sum(one) + sum(len(c.knots) + len(c.values) + c.other + c.missing for c in columns)
 
 
 def encode(frame: pd.DataFrame, columns: Sequence[Column]) -> NDArray[np.float32]:
@@ -118,23 +110,20 @@ def encode(frame: pd.DataFrame, columns: Sequence[Column]) -> NDArray[np.float32
         if column.kind == "category":
             _category(block, frame[column.name], column, absent)
         else:
-            _number(block, _numbers(frame[column.name], column), column, absent)
+            _number(block, frame[column.name], column, absent)
         if column.missing:
             block[:, -1] = absent
         at += block.shape[1]
     return out
 
 
-def _numbers(series: pd.Series, column: Column) -> NDArray[np.float64]:
+def _number(block: NDArray[np.float32], series: pd.Series, column: Column, absent: NDArray[np.bool_]) -> None:
     if series.dtype.kind not in "fiub":
         raise ConfigError(
             f"data column '{column.name}' of kind '{column.kind}' must hold numbers, got {series.dtype}; "
             "use kind 'category' for text."
         )
-    return series.to_numpy(dtype=np.float64)
-
-
-def _number(block: NDArray[np.float32], value: NDArray[np.float64], column: Column, absent: NDArray[np.bool_]) -> None:
+    value = series.to_numpy(dtype=np.float64)
     if column.kind == "flag":
         block[:, 0] = (value != 0) & ~absent
     elif column.kind == "range":

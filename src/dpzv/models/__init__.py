@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from dpzv.terms import StartName
 
@@ -45,10 +45,10 @@ class Model:
     starts: tuple[StartName, ...]
 
     def make(self, wanted: NetworkRequest) -> torch.nn.Module:
-        """The network, with the start that its maker gives it: starts from data or weights are put in afterwards."""
+        """The network with the start that its maker gives it; starts from data or weights are put in afterwards."""
         module, _, function = self.maker.partition(":")
-        made = getattr(import_module(f"{__name__}.{module}"), function)(wanted)
-        return cast("torch.nn.Module", made)
+        made: torch.nn.Module = getattr(import_module(f"{__name__}.{module}"), function)(wanted)
+        return made
 
 
 MODELS = {

@@ -4,9 +4,9 @@ The filters come from a formula, so they cost no budget and depend on no record.
 trained is the linear map behind them, whose few parameters are all that a zeroth-order step has to explore.
 Since the bank is fixed, a device may run it once over its records and train `linear` on the result.
 
-For strips of digits (`devices.model = "cnn"`) it is one bank of pairs. For patches of photographs
-(`devices.model = "cnn4"`) it has opponent colours (a 1x1 convolution), pairs of two sizes with modulus, and pooling
-into the four quarters of the patch with a square root; its few constants were chosen once on CIFAR-10, which is public.
+Strips of digits (`devices.model = "cnn"`) have one bank of pairs. Patches of photographs (`devices.model = "cnn4"`)
+have opponent colours (a 1x1 convolution), pairs of two sizes with modulus, and pooling into the four quarters of the
+patch with a square root; the few constants of this bank were chosen once on CIFAR-10, which is public.
 """
 
 from __future__ import annotations
@@ -20,19 +20,9 @@ from torch import Tensor, nn
 from dpzv.errors import ConfigError
 from dpzv.models import NetworkRequest
 from dpzv.models.images import GREY, PatchCNN, StripCNN, geometry, pixels
-from dpzv.models.layers import linear_layer, orthogonal
+from dpzv.models.layers import linear_layer, projection
 
-__all__ = [
-    "Energies",
-    "GaborBank",
-    "GaborCNN",
-    "GaborPatchCNN",
-    "PatchBank",
-    "gabor_filters",
-    "gabor_pairs",
-    "make_patch",
-    "make_strip",
-]
+__all__ = ["Energies", "GaborBank", "GaborCNN", "GaborPatchCNN", "PatchBank", "make_patch", "make_strip"]
 
 STRIP_COLUMNS = 28  # the cnn's strips are rows of 28 pixels, as in mnist
 ORIENTATIONS = 8
@@ -63,17 +53,12 @@ def gabor_pairs(orientations: int, size: int, wavelength: float, sigma: float) -
     return torch.stack([*even, *odd]), envelope
 
 
-def gabor_filters() -> Tensor:
-    """[17, 1, 5, 5]: 8 even filters (without mean), their 8 odd partners, and one Gaussian low pass."""
-    pairs, envelope = gabor_pairs(ORIENTATIONS, SIZE, WAVELENGTH, SIGMA)
-    return torch.cat([pairs, envelope[None]]).unsqueeze(1).float()
-
-
 class GaborBank(nn.Module):
     """Strips [B, rows*columns] to [B, 9*bins]: per orientation the modulus of the pair, and the low pass, averaged
     over all rows and `columns / bins` columns; each record is scaled to nearly constant norm.
 
-    It has no trainable parameters. `features` is 9*bins.
+    It has no trainable parameters. `features` is 9*bins. `filters` [17, 1, 5, 5] are 8 even filters (without mean),
+    their 8 odd partners, and one Gaussian low pass.
     """
 
     filters: Tensor
@@ -84,7 +69,9 @@ class GaborBank(nn.Module):
             raise ConfigError(f"the gabor bank needs bins that divide {columns} columns, got {bins}; use {columns}.")
         self.rows, self.columns, self.bins = rows, columns, bins
         self.features = (ORIENTATIONS + 1) * bins
-        self.register_buffer("filters", gabor_filters(), persistent=False)
+        pairs, envelope = gabor_pairs(ORIENTATIONS, SIZE, WAVELENGTH, SIGMA)
+        filters = torch.cat([pairs, envelope[None]]).unsqueeze(1).float()
+        self.register_buffer("filters", filters, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features [B, 9*bins] of strips; an empty strip is zeros."""
@@ -96,32 +83,11 @@ class GaborBank(nn.Module):
         return h * (math.sqrt(self.features) / (norm + FAINT))
 
 
-class GaborCNN(nn.Module):
-    """The bank, then a trainable linear map to [B, embedding].
-
-    The bank gives 63 numbers for 28 columns (126 where the embedding is wider). The map starts as a random
-    projection, or as the identity where the embedding is as wide as the bank's output.
-    """
-
-    def __init__(self, rows: int, columns: int, embedding: int, generator: torch.Generator) -> None:
-        super().__init__()
-        narrow = (ORIENTATIONS + 1) * (columns // 4)
-        self.bank = GaborBank(rows, columns, columns // 4 if embedding <= narrow else columns // 2)
-        same = embedding == self.bank.features
-        start = torch.eye(embedding) if same else orthogonal(embedding, self.bank.features, generator)
-        self.out = linear_layer(GAIN * start)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Embeddings [B, embedding] of strips."""
-        embeddings: Tensor = self.out(self.bank(x))
-        return embeddings
-
-
 class Energies(nn.Module):
     """How strong each orientation is in each quarter of a plane: [B, 1, side, side] to [B, orientations, 2, 2].
 
-    The modulus of Gabor pairs (lengths in pixels), averaged, its root standardised by `mean` and `deviation`:
-    measured once on CIFAR-10 (train and test) and rounded. Wide filters give smooth maps, so they may skip
+    The modulus of Gabor pairs (lengths in pixels) is averaged, and its root standardised by `mean` and `deviation`,
+    which were measured once on CIFAR-10 (train and test) and rounded. Wide filters give smooth maps, so they may skip
     pixels (`stride`).
     """
 
@@ -131,13 +97,8 @@ class Energies(nn.Module):
         self, orientations: int, size: int, wavelength: float, sigma: float, stride: int, mean: float, deviation: float
     ) -> None:
         super().__init__()
-        self.orientations, self.size, self.stride, self.mean, self.deviation = (
-            orientations,
-            size,
-            stride,
-            mean,
-            deviation,
-        )
+        self.orientations, self.size, self.stride = orientations, size, stride
+        self.mean, self.deviation = mean, deviation
         pairs, _ = gabor_pairs(orientations, size, wavelength, sigma)
         self.register_buffer("filters", pairs.unsqueeze(1).float(), persistent=False)
 
@@ -171,38 +132,53 @@ class PatchBank(nn.Module):
         self.fine = Energies(8, 5, 4.0, 1.5, 1, mean=0.18, deviation=0.07)
         self.coarse = Energies(8, 9, 8.0, 3.0, 2, mean=0.22, deviation=0.08)
         self.colour = Energies(4, 7, 6.0, 2.0, 2, mean=0.08, deviation=0.035)
-        self.register_buffer("opponent", torch.tensor(OPPONENT), persistent=False)
-        self.register_buffer("means", torch.tensor(MEANS).view(3, 1, 1), persistent=False)
-        self.register_buffer("deviations", torch.tensor(DEVIATIONS).view(3, 1, 1), persistent=False)
+        for name, values in (("opponent", OPPONENT), ("means", MEANS), ("deviations", DEVIATIONS)):
+            self.register_buffer(name, torch.tensor(values).view(3, -1, 1, 1), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features [B, features] of patches."""
         x = pixels(x, self.channels, self.side, self.side) - GREY
         # a grey image has its value in all three colours
-        planes = 3**0.5 * x if self.channels == 1 else F.conv2d(x, self.opponent[:, :, None, None])
+        planes = 3**0.5 * x if self.channels == 1 else F.conv2d(x, self.opponent)
         c = self.channels
-        parts = [(_quarters(planes) - self.means[:c]) / self.deviations[:c]]
+        parts = [(_quarters(planes) - self.means[:c, 0]) / self.deviations[:c, 0]]
         parts += [size(planes[:, :1]) for size in (self.fine, self.coarse)]
         parts += [self.colour(planes[:, i : i + 1]) for i in range(1, c)]
         return torch.cat(parts, dim=1).flatten(1)
 
 
-class GaborPatchCNN(nn.Module):
-    """The bank, then a trainable linear map to [B, embedding].
+class _Banked(nn.Module):
+    """A bank, then a trainable linear map to [B, embedding].
 
-    The map starts as a random projection, or as the identity where the embedding is as wide as the bank's output.
+    The map starts as `gain` times a random projection, or the identity where the embedding is as wide as the bank's
+    output.
     """
 
-    def __init__(self, channels: int, side: int, embedding: int, generator: torch.Generator) -> None:
+    def __init__(self, bank: GaborBank | PatchBank, embedding: int, gain: float, generator: torch.Generator) -> None:
         super().__init__()
-        self.bank = PatchBank(channels, side)
-        same = embedding == self.bank.features
-        self.out = linear_layer(torch.eye(embedding) if same else orthogonal(embedding, self.bank.features, generator))
+        self.bank = bank
+        self.out = linear_layer(gain * projection(embedding, bank.features, generator))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Embeddings [B, embedding] of patches."""
+        """Embeddings [B, embedding] of images."""
         embeddings: Tensor = self.out(self.bank(x))
         return embeddings
+
+
+class GaborCNN(_Banked):
+    """The network for strips; its bank gives 63 numbers for 28 columns, or 126 where the embedding is wider."""
+
+    def __init__(self, rows: int, columns: int, embedding: int, generator: torch.Generator) -> None:
+        narrow = (ORIENTATIONS + 1) * (columns // 4)
+        bank = GaborBank(rows, columns, columns // 4 if embedding <= narrow else columns // 2)
+        super().__init__(bank, embedding, GAIN, generator)
+
+
+class GaborPatchCNN(_Banked):
+    """The network for square patches."""
+
+    def __init__(self, channels: int, side: int, embedding: int, generator: torch.Generator) -> None:
+        super().__init__(PatchBank(channels, side), embedding, 1.0, generator)
 
 
 def make_strip(wanted: NetworkRequest) -> GaborCNN | StripCNN:

@@ -103,7 +103,7 @@ def pixels(x: Tensor, channels: int, rows: int, columns: int) -> Tensor:
 
 
 def _halved(x: Tensor) -> Tensor:
-    """2x2 maximum pooling of [B, c, rows, columns]; a third of the time of torch's on a CPU."""
+    """2x2 maximum pooling of [B, c, rows, columns]; it takes a third of the time of torch's own on a CPU."""
     rows, columns = x.shape[2] // 2 * 2, x.shape[3] // 2 * 2
     x = torch.maximum(x[:, :, 0:rows:2], x[:, :, 1:rows:2])
     return torch.maximum(x[..., 0:columns:2], x[..., 1:columns:2])

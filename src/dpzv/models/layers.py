@@ -5,54 +5,40 @@ Nothing here touches torch's global random state.
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
 
-__all__ = ["Layered", "conv", "he", "linear_layer", "orthogonal", "train_last"]
-
-
-class _Linear(nn.Linear):
-    def reset_parameters(self) -> None:
-        """Draw nothing: the weights are given."""
-
-
-class _Conv2d(nn.Conv2d):
-    def reset_parameters(self) -> None:
-        """Draw nothing: the weights are given."""
+__all__ = ["conv", "he", "linear_layer", "orthogonal", "projection", "train_last"]
 
 
 def linear_layer(weight: Tensor) -> nn.Linear:
     """A linear layer with this weight [outputs, inputs] and a bias of zeros."""
-    layer = _Linear(weight.shape[1], weight.shape[0])
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        layer.bias.zero_()
+    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")  # on this device nothing is drawn
+    layer.weight, layer.bias = nn.Parameter(weight.contiguous()), nn.Parameter(torch.zeros(len(weight)))
     return layer
 
 
 def conv(weight: Tensor, *, stride: int = 1, bias: bool = True) -> nn.Conv2d:
-    """A convolution with this weight [outputs, inputs, k, k], zeros around the image, its bias zeros.
+    """A convolution with this weight [outputs, inputs, k, k], zeros around the image, and a bias of zeros.
 
-    With `stride` 1 and odd k the output is as large as the input. A norm behind it makes a bias useless.
+    With `stride` 1 and odd k the output is as large as the input. A norm after the layer makes a bias useless.
     """
     outputs, inputs, k, _ = weight.shape
-    layer = _Conv2d(inputs, outputs, k, stride=stride, padding=k // 2, bias=bias)
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        if layer.bias is not None:
-            layer.bias.zero_()
+    layer = nn.Conv2d(inputs, outputs, k, stride=stride, padding=k // 2, bias=bias, device="meta")
+    layer.weight = nn.Parameter(weight.contiguous())
+    if bias:
+        layer.bias = nn.Parameter(torch.zeros(outputs))
     return layer
 
 
 def he(shape: tuple[int, ...], generator: torch.Generator, gain: float = math.sqrt(2)) -> Tensor:
     """Gaussian weights of standard deviation gain / sqrt(inputs); sqrt(2) keeps the scale through a ReLU."""
-    inputs = math.prod(shape[1:])
-    return torch.randn(shape, generator=generator) * (gain / math.sqrt(inputs))
+    return torch.randn(shape, generator=generator) * (gain / math.sqrt(math.prod(shape[1:])))
 
 
 def orthogonal(outputs: int, inputs: int, generator: torch.Generator) -> Tensor:
@@ -64,30 +50,25 @@ def orthogonal(outputs: int, inputs: int, generator: torch.Generator) -> Tensor:
     return q.T.contiguous() if outputs < inputs else q
 
 
-@runtime_checkable
-class Layered(Protocol):
-    """A network that says itself what its layers are, first to last; modules of one entry belong together."""
-
-    def layers(self) -> list[list[nn.Module]]:
-        """The layers in order."""
+def projection(outputs: int, inputs: int, generator: torch.Generator) -> Tensor:
+    """The identity where both sides are equally wide, else a random orthogonal matrix [outputs, inputs]."""
+    return torch.eye(inputs) if outputs == inputs else orthogonal(outputs, inputs, generator)
 
 
 def train_last(network: nn.Module, n: int) -> None:
-    """Let the last `n` layers be trained and nothing else; 0: leave every parameter as it is.
+    """Let only the last `n` layers be trained; with 0 every parameter stays as it is.
 
-    A layer is an entry of `network.layers()` where it has that, else a module that holds parameters itself.
+    A layer is a module that holds parameters itself. A network with a method `layers` lists its own, first to last;
+    the modules of one entry belong together.
     """
     if n == 0:
         return
-    if isinstance(network, Layered):
-        layers = network.layers()
-    else:
-        layers = [[part] for part in network.modules() if part._parameters]
+    listed = getattr(network, "layers", None)
+    layers: list[list[nn.Module]] = listed() if listed else [[part] for part in network.modules() if part._parameters]
     if not 0 < n <= len(layers):
         raise ConfigError(
             f"devices.last_layers must be from 0 (all) to the {len(layers)} layers of this network, got {n}; lower it."
         )
     network.requires_grad_(False)
-    for parts in layers[-n:]:
-        for part in parts:
-            part.requires_grad_(True)
+    for part in itertools.chain.from_iterable(layers[-n:]):
+        part.requires_grad_(True)

@@ -21,13 +21,15 @@ def per_record_loss(task: Task) -> Loss:
 
     Formal guarantee: the loss of a record depends on its own output and label alone.
     """
-    return {"binary": _binary, "classes": _classes, "regression": _regression}[task]
+    if task == "classes":
+        return lambda output, y: F.cross_entropy(output, y.long(), reduction="none")
+    loss = F.binary_cross_entropy_with_logits if task == "binary" else F.huber_loss
+    return lambda output, y: loss(output.squeeze(1), y.to(output.dtype), reduction="none")
 
 
 def labels_of(y: object, task: Task, accelerator: str) -> Tensor:
     """Labels as the loss takes them, on the accelerator."""
-    kind = torch.int64 if task == "classes" else torch.float32
-    return torch.as_tensor(y).to(accelerator, kind)
+    return torch.as_tensor(y).to(accelerator, torch.int64 if task == "classes" else torch.float32)
 
 
 def predictions(task: Task, output: Tensor) -> Tensor:
@@ -35,15 +37,3 @@ def predictions(task: Task, output: Tensor) -> Tensor:
     if task == "classes":
         return output.argmax(dim=1)
     return output.squeeze(1).sigmoid() if task == "binary" else output.squeeze(1)
-
-
-def _binary(output: Tensor, y: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(output.squeeze(1), y.to(output.dtype), reduction="none")
-
-
-def _classes(output: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(output, y.long(), reduction="none")
-
-
-def _regression(output: Tensor, y: Tensor) -> Tensor:
-    return F.huber_loss(output.squeeze(1), y.to(output.dtype), reduction="none")

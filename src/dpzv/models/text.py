@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpzv.errors import ConfigError, DataError
 from dpzv.models import NetworkRequest
-from dpzv.models.layers import linear_layer, orthogonal
+from dpzv.models.layers import linear_layer, projection
 
 __all__ = ["ATTENTION", "TextEncoder", "load_bert", "make_text"]
 
@@ -42,9 +42,7 @@ class TextEncoder(nn.Module):
         self.pad = int(config.pad_token_id or 0)
         self.longest = int(config.max_position_embeddings)
         self.encoder = encoder
-        hidden = int(config.hidden_size)
-        start = torch.eye(hidden) if embedding == hidden else orthogonal(embedding, hidden, generator)
-        self.out = linear_layer(self.GAIN * start)
+        self.out = linear_layer(self.GAIN * projection(embedding, int(config.hidden_size), generator))
         self.eval()
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -72,7 +70,7 @@ class TextEncoder(nn.Module):
 
 
 def make_text(wanted: NetworkRequest) -> TextEncoder:
-    """The pretrained encoder with its map; what is random at the start is the map alone."""
+    """The pretrained encoder with its map; only the map is random at the start."""
     network = TextEncoder(load_bert(wanted.encoder()), wanted.embedding, wanted.generator)
     if wanted.inputs > network.longest:
         raise ConfigError(
@@ -83,7 +81,13 @@ def make_text(wanted: NetworkRequest) -> TextEncoder:
 
 def load_bert(folder: Path) -> nn.Module:
     """The pretrained BERT in a Hugging Face folder: float32, no dropout, without its unused pooling layer."""
-    transformers = _transformers()
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError:
+        raise ConfigError(
+            "devices.model = 'bert' needs the package transformers, which is not installed; "
+            "run: pip install 'dpzv[text]'."
+        ) from None
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
@@ -96,7 +100,8 @@ def load_bert(folder: Path) -> nn.Module:
             f"devices.model = 'bert' needs an encoder of type 'bert', got '{config.model_type}' in {folder}; "
             "set data.encoder to a BERT."
         )
-    _still(config)
+    # no dropout, not even in training mode: two evaluations of a record must agree
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
     try:
         with _quiet(transformers.utils.logging):
             encoder, found = transformers.AutoModel.from_pretrained(
@@ -118,13 +123,12 @@ def load_bert(folder: Path) -> nn.Module:
             f"the encoder {folder} should hold all weights of its BERT, but {len(found['missing_keys'])} are missing "
             f"and {len(found['mismatched_keys'])} have another shape; get the folder again."
         )
-    trained: nn.Module = encoder
-    return trained
+    return cast("nn.Module", encoder)
 
 
 @contextmanager
 def _quiet(logging: Any) -> Iterator[None]:
-    """No progress bar for a second's work, and no list of the pooling layer that is left out on purpose."""
+    """Show no progress bar for a second's work, and no warning about the pooling layer that is left out on purpose."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -134,22 +138,6 @@ def _quiet(logging: Any) -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def _still(config: Any) -> None:
-    """No dropout, not even in training mode: two evaluations of a record must agree."""
-    config.hidden_dropout_prob = 0.0
-    config.attention_probs_dropout_prob = 0.0
-
-
-def _transformers() -> Any:
-    try:
-        return importlib.import_module("transformers")
-    except ImportError:
-        raise ConfigError(
-            "devices.model = 'bert' needs the package transformers, which is not installed; "
-            "run: pip install 'dpzv[text]'."
-        ) from None
 
 
 def _first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The shipped recipes: TOML files that differ from the defaults, a reason on every line."""
+"""The shipped recipes: TOML files of what differs from the defaults, with a reason on every line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from dpzv.declarations import METHODS
 from dpzv.errors import ConfigError
-from dpzv.validate import nearest, toml_of
+from dpzv.validate import nearest, one_of, toml_of
 
 __all__ = ["names", "read", "settings", "title", "toml_file", "tree"]
 
@@ -24,17 +24,16 @@ def read(name: str) -> str:
     if name.endswith(".toml"):
         path = Path(name)
         if not path.is_file():
-            raise ConfigError(f"the recipe file {name} does not exist; give a path, or a name: {_listed()}")
+            listed = ", ".join(names())
+            raise ConfigError(f"the recipe file {name} does not exist; give a path, or a name: {listed}.")
         return path.read_text(encoding="utf-8")
-    if name not in names():
-        raise ConfigError(f"the recipe '{name}' is not known; {nearest(name, names())}")
+    one_of("the recipe", name, names())
     return (resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def title(name: str) -> str:
     """The first comment line of a recipe: what it is, in one sentence."""
-    first = read(name).split("\n", 1)[0]
-    return first.removeprefix("#").strip()
+    return read(name).split("\n", 1)[0].removeprefix("#").strip()
 
 
 def tree(name: str) -> dict[str, Any]:
@@ -64,11 +63,7 @@ def settings(name: str, accounting: str, file: Path | None = None) -> dict[str, 
 
 
 def toml_file(path: Path) -> dict[str, Any]:
-    """A TOML file of the user's as nested mappings."""
+    """A user's TOML file as nested mappings."""
     if not path.is_file():
         raise ConfigError(f"the file {path} does not exist; give the path of a TOML file.")
     return toml_of(path.read_bytes(), str(path))
-
-
-def _listed() -> str:
-    return ", ".join(names()) + "."

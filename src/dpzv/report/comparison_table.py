@@ -1,7 +1,8 @@
-"""Finished runs become records, records rows, and rows text: plain, Markdown, or sentences beside the table."""
+"""The table of a comparison: runs become records, records become rows, and rows become text and sentences."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,20 +13,7 @@ import msgspec
 
 from dpzv.metrics import headline
 
-__all__ = [
-    "FROZEN",
-    "Record",
-    "Row",
-    "ahead",
-    "cells",
-    "columned",
-    "footnotes",
-    "header",
-    "markdown",
-    "plain",
-    "read",
-    "rows",
-]
+__all__ = ["FROZEN", "Record", "ahead", "cells", "columned", "groups", "header", "markdown", "notes", "read", "rows"]
 
 FROZEN = "frozen"
 """The name of runs whose devices stay as they start."""
@@ -33,7 +21,7 @@ FROZEN = "frozen"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One run. `epsilon` is what was asked for; `None` means no privacy, and 0 untrained devices."""
+    """One run. `epsilon` is what was asked for, or what untrained devices cost; `None` means no privacy."""
 
     method: str
     epsilon: float | None
@@ -43,9 +31,11 @@ class Record:
 
 
 def read(folder: Path, method: str, epsilon: float | None, seed: int) -> Record:
-    """The record of the finished run in `folder`."""
+    """The record of the finished run in `folder`; `epsilon` is `None` for untrained devices, whose start may cost."""
     summary = msgspec.json.decode((folder / "summary.json").read_bytes())
     lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+    if epsilon is None or math.isinf(epsilon):
+        epsilon = summary["epsilon"] if epsilon is None else None
     return Record(method, epsilon, seed, summary, [msgspec.json.decode(line) for line in lines])
 
 
@@ -77,10 +67,15 @@ class Row(msgspec.Struct, frozen=True):
 
 def rows(records: Sequence[Record], target: float | None, compute: dict[str, float]) -> list[Row]:
     """One row for each method and epsilon, in the order they first appear; `compute` by method."""
-    groups: dict[tuple[str, float | None], list[Record]] = {}
+    return [_row(group, target, compute.get(method, 1.0)) for (method, _), group in groups(records).items()]
+
+
+def groups(records: Sequence[Record]) -> dict[tuple[str, float | None], list[Record]]:
+    """The runs of each method and epsilon, in the order they first appear."""
+    found: dict[tuple[str, float | None], list[Record]] = {}
     for record in records:
-        groups.setdefault((record.method, record.epsilon), []).append(record)
-    return [_row(group, target, compute.get(method, 1.0)) for (method, _), group in groups.items()]
+        found.setdefault((record.method, record.epsilon), []).append(record)
+    return found
 
 
 def _row(group: list[Record], target: float | None, compute: float) -> Row:
@@ -117,14 +112,12 @@ def _row(group: list[Record], target: float | None, compute: float) -> Row:
 
 def header(table: Sequence[Row]) -> list[str]:
     """The names of the columns."""
-    metric = {"auc": "AUC", "accuracy": "accuracy", "loss": "loss"}[table[0].metric]
-    target = table[0].target
-    until = "" if target is None else f" until {_percent(target)}"
+    metric = table[0].metric.replace("auc", "AUC")
     names = ["method", "epsilon", f"{metric}, refitted", f"{metric}, in loop"]
     if table[0].accuracy is not None:
         names.append("accuracy, refitted")
-    if until:
-        names += [f"MB{until}", f"rounds{until}"]
+    if table[0].target is not None:
+        names += [f"{what} until {_percent(table[0].target)}" for what in ("MB", "rounds")]
     return [*names, "MB in all", "virtual s", "mean delay", "guarantee"]
 
 
@@ -132,7 +125,7 @@ def cells(row: Row) -> list[str]:
     """A row as words, one a column."""
     words = [
         row.method,
-        _epsilon(row.epsilon),
+        "none" if row.epsilon is None else f"{row.epsilon:g}",
         _figure(row.metric, row.refitted, row.refitted_spread, row.seeds),
         # the head in the loop over untrained devices is not trained either
         "-" if row.method == FROZEN else _figure(row.metric, row.in_loop, row.in_loop_spread, row.seeds),
@@ -163,20 +156,18 @@ def ahead(table: Sequence[Row]) -> list[str]:
             continue
         if dpzv.bytes_to_target is not None and dpzv.bytes_to_target <= row.bytes_to_target:
             continue
-        theirs = f"{row.bytes_to_target / 1e6:.1f} MB{_of(row)}"
-        if dpzv.bytes_to_target is None:
-            against = "dpzv never did"
-        else:
+        against = "dpzv never did"
+        if dpzv.bytes_to_target is not None:
             against = f"dpzv needed {dpzv.bytes_to_target / 1e6:.1f} MB{_of(dpzv)}"
         sentences.append(
             f"{row.method} reached {_percent(row.target)} with fewer bytes than dpzv at {_at(row.epsilon)}: "
-            f"{theirs}; {against}."
+            f"{row.bytes_to_target / 1e6:.1f} MB{_of(row)}; {against}."
         )
     return sentences
 
 
-def footnotes(table: Sequence[Row], seeds: int, eval_every: int) -> list[str]:
-    """What the table cannot say in its cells: spread, seeds that are missing, compute, why nothing is guaranteed."""
+def notes(table: Sequence[Row], seeds: int, eval_every: int) -> list[str]:
+    """Sentences below the table: its spread, missing seeds, compute, and why a row has no guarantee."""
     lines = []
     if seeds > 1:
         lines.append(f"± is the standard deviation over {seeds} seeds.")
@@ -190,30 +181,20 @@ def footnotes(table: Sequence[Row], seeds: int, eval_every: int) -> list[str]:
             f"The target is looked for every {eval_every} rounds, with the head in the loop; "
             "bytes include the first fill of the table."
         )
-    charged = {row.method: row.compute for row in table if row.method != FROZEN}
-    lines.append(
-        "Compute charged for a batch, dpzv's two forwards being 1: "
-        + ", ".join(f"{method} {factor:g}" for method, factor in charged.items())
-        + "."
-    )
+    charged = dict.fromkeys(f"{row.method} {row.compute:g}" for row in table if row.method != FROZEN)
+    lines.append(f"Compute charged for a batch, dpzv's two forwards being 1: {', '.join(charged)}.")
     return lines + _reasons(table)
 
 
 def markdown(table: Sequence[Row], above: Sequence[str], below: Sequence[str]) -> str:
     """The table for a page, with its sentences."""
-    lines = ["| " + " | ".join(words) + " |" for words in (header(table), *map(cells, table))]
-    lines.insert(1, "| " + " | ".join("---" for _ in header(table)) + " |")
-    blocks = [*above, "\n".join(lines), *below]
-    return "\n\n".join(blocks) + "\n"
-
-
-def plain(table: Sequence[Row]) -> str:
-    """The table as aligned text."""
-    return columned([header(table), *map(cells, table)])
+    names = header(table)
+    lines = ["| " + " | ".join(words) + " |" for words in (names, ["---"] * len(names), *map(cells, table))]
+    return "\n\n".join([*above, "\n".join(lines), *below]) + "\n"
 
 
 def columned(lines: Sequence[Sequence[str]]) -> str:
-    """Lines of words as text, with the words of a column one below the other."""
+    """Lines of words as text in aligned columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(word.ljust(width) for word, width in zip(words, widths, strict=True)).rstrip() for words in lines
@@ -232,11 +213,6 @@ def _reasons(table: Sequence[Row]) -> list[str]:
         names = [row.method if row.method in whole else f"{row.method} at {_at(row.epsilon)}" for row in without]
         lines.append(f"No guarantee for {', '.join(dict.fromkeys(names))}: {why}.")
     return lines
-
-
-def _epsilon(epsilon: float | None) -> str:
-    """An epsilon in a cell."""
-    return "none" if epsilon is None else f"{epsilon:g}"
 
 
 def _at(epsilon: float | None) -> str:

@@ -1,4 +1,4 @@
-"""One figure of a comparison: test accuracy against megabytes sent."""
+"""The figure of a comparison: test accuracy against megabytes sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpzv.metrics import headline
-from dpzv.report.comparison_table import FROZEN, Record
+from dpzv.report.comparison_table import FROZEN, Record, groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["draw"]
 
 COLOURS = {"dpzv": "#0072b2", "vafl": "#d55e00", "vfl-czofo": "#009e73", "zoo-vfl": "#cc79a7"}
-"""Okabe and Ito's palette: told apart by colour-blind readers too."""
+"""Okabe and Ito's palette, which colour-blind readers can tell apart too."""
 
 STYLES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
-"""Line styles, one an epsilon; every other one has hollow dots."""
+"""Line styles, one for each epsilon; every second style has hollow dots."""
 
 GREY = "#555555"
 
@@ -39,11 +39,9 @@ def draw(records: Sequence[Record], target: float | None, title: str, path: Path
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     metric, _ = headline(records[0].summary)
     scale = 100.0 if metric == "accuracy" else 1.0
-    groups: dict[tuple[str, float | None], list[Record]] = {}
-    for record in records:
-        groups.setdefault((record.method, record.epsilon), []).append(record)
-    epsilons = list(dict.fromkeys(epsilon for method, epsilon in groups if method != FROZEN))
-    for (method, epsilon), group in groups.items():
+    grouped = groups(records)
+    epsilons = list(dict.fromkeys(epsilon for method, epsilon in grouped if method != FROZEN))
+    for (method, epsilon), group in grouped.items():
         if method != FROZEN:
             words = "no privacy" if epsilon is None else f"epsilon {epsilon:g}"
             label = method if len(epsilons) == 1 else f"{method}, {words}"
@@ -83,11 +81,9 @@ def _line(axes: Axes, group: list[Record], scale: float, colour: str, place: int
     axes.plot(x, y, color=colour, linestyle=style, linewidth=1.6, label=label, zorder=3)
     if len(group) > 1:
         deviation = [statistics.stdev(value for _, value in pairs) for pairs in points]
-        low = [mean - d for mean, d in zip(y, deviation, strict=True)]
-        high = [mean + d for mean, d in zip(y, deviation, strict=True)]
+        low, high = ([mean + sign * d for mean, d in zip(y, deviation, strict=True)] for sign in (-1, 1))
         axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2)
     end = statistics.fmean((r.summary["bytes_up"] + r.summary["bytes_down"]) / 1e6 for r in group)
     refitted = scale * statistics.fmean(headline(record.summary)[1] for record in group)
-    axes.plot(
-        [end], [refitted], "o", color=colour, markerfacecolor="white" if place % 2 else colour, markersize=5, zorder=4
-    )
+    inside = "white" if place % 2 else colour
+    axes.plot([end], [refitted], "o", color=colour, markerfacecolor=inside, markersize=5, zorder=4)

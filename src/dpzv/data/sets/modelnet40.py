@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from dpzv.data.cards import Card, Wanted
 from dpzv.data.dataset import Dataset, Records
-from dpzv.data.files import cached, open_npz
+from dpzv.data.files import cached, explained, open_npz
 from dpzv.errors import DataError
 
 __all__ = ["CARD", "SIDE", "VIEWS", "load"]
@@ -59,14 +59,10 @@ def _by_view(views: NDArray[Any]) -> list[NDArray[Any]]:
 
 
 def _from_npz(path: Path) -> dict[str, NDArray[Any]]:
-    try:
+    kinds = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
+    with explained(f"{path} should be an .npz file of views, but reading it", f"{CARD.get}.", *kinds):
         arrays = open_npz(path)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{path} should be an .npz file of views, but reading it failed ({error}); {CARD.get}."
-        ) from error
-    absent = [key for key in _KEYS if key not in arrays]
-    if absent:
+    if absent := [key for key in _KEYS if key not in arrays]:
         raise DataError(
             f"{path} should hold {', '.join(_KEYS)}, but lacks {', '.join(absent)}; make it again with these keys."
         )
@@ -75,12 +71,12 @@ def _from_npz(path: Path) -> dict[str, NDArray[Any]]:
         if views.dtype != np.uint8 or views.shape != (len(y), VIEWS, SIDE, SIDE):
             raise DataError(
                 f"X_{split} of {path} should be uint8 of shape [{len(y)}, {VIEWS}, {SIDE}, {SIDE}], one for each of "
-                f"y_{split}, got {views.dtype} of shape {list(views.shape)}; make it again so."
+                f"y_{split}, got {views.dtype} of shape {list(views.shape)}; make it again in that shape."
             )
     if _SEEN in arrays and arrays[_SEEN].shape != arrays["y_test"].shape:
         raise DataError(
             f"{_SEEN} of {path} should have one flag for each of {len(arrays['y_test'])} test objects, got shape "
-            f"{list(arrays[_SEEN].shape)}; make it again so."
+            f"{list(arrays[_SEEN].shape)}; make it again in that shape."
         )
     return arrays
 
@@ -125,10 +121,9 @@ def _refuse_gaps(folder: Path, things: dict[str, list[list[dict[int, Path]]]]) -
     everything = [views for kinds in things.values() for kind in kinds for views in kind]
     gaps = [views for views in everything if set(views) != set(range(1, VIEWS + 1))]
     if gaps or not everything:
-        first = gaps[0] if gaps else {}
-        found = (
-            f"{next(iter(first.values())).name} has {', '.join(map(str, sorted(first)))}" if first else "none is there"
-        )
+        found = "none is there"
+        if gaps:
+            found = f"{next(iter(gaps[0].values())).name} has {', '.join(map(str, sorted(gaps[0])))}"
         raise DataError(
             f"every object in {folder} should have the views _001.png to _{VIEWS:03}.png, but {len(gaps)} of "
             f"{len(everything)} objects have not ({found}); add the missing views, or remove these objects."
@@ -147,14 +142,10 @@ def _decoded(pictures: Sequence[Path]) -> NDArray[np.uint8]:
 def _grey(path: Path) -> NDArray[np.uint8]:
     from PIL import Image
 
-    try:
-        with Image.open(path, formats=["PNG"]) as picture:
-            small = picture.convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-            return np.asarray(small)
-    except (OSError, SyntaxError, ValueError, zlib.error, Image.DecompressionBombError) as error:
-        raise DataError(
-            f"{path} should be a PNG picture, but decoding it failed ({error}); render it again."
-        ) from error
+    expected = f"{path} should be a PNG picture, but decoding it"
+    kinds = (OSError, SyntaxError, ValueError, zlib.error, Image.DecompressionBombError)
+    with explained(expected, "render it again.", *kinds), Image.open(path, formats=["PNG"]) as picture:
+        return np.asarray(picture.convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR))
 
 
 CARD = Card(
@@ -163,10 +154,8 @@ CARD = Card(
     n_classes=40,
     records=12_311,
     devices=tuple(f"view {m}" for m in range(1, VIEWS + 1)),
-    tabular=False,
     source="Things of 40 kinds, each seen from 12 sides (Princeton ModelNet40), 9,843 for training, 2,468 for test.",
     get="set data.path to a folder of rendered views, class/train/object_001.png to object_012.png and class/test/..., "
     "as published with multi-view CNNs for ModelNet40 (modelnet.cs.princeton.edu), or to an .npz file of them",
-    origin=None,
     load=load,
 )
