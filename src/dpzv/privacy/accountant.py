@@ -213,12 +213,7 @@ def mu_squared(parts: Composition, delta_dp: float, neighbours: Neighbours) -> f
 
 
 def settle(
-    used: Callable[[float], float],
-    *,
-    guess: Callable[[float, float], float],
-    first: float,
-    least: float,
-    most: float,
+    used: Callable[[float], float], *, guess: Callable[[float, float], float], first: float, least: float, most: float
 ) -> float:
     """The largest x in (least, most] where ``used(x)``, which grows, is at most 1, to `_TOLERANCE`; `least` if none.
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 import math
 from typing import get_args
 
-from dpzv.declarations import (
-    HEAD_RULES,
-    METHODS,
-    STARTS,
-    head_rule_facts,
-    listed,
-    method_facts,
-    start_facts,
-)
+from dpzv.declarations import HEAD_RULES, METHODS, STARTS, head_rule_facts, listed, method_facts, start_facts
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy.plan import PlanRequest, private_starts
 from dpzv.terms import Accounting, Neighbours, Protects, Where

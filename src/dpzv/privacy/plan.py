@@ -19,16 +19,7 @@ from dpzv.privacy.accountant import Composition, compose, fold
 from dpzv.privacy.events import LATTICE_DISTANCE, Event, ReleaseEvent, Releases, Start, events_hook, finite, grid_scale
 from dpzv.privacy.gdp import epsilon_of
 from dpzv.sensitivity import clip_factor, outer_product_factor
-from dpzv.terms import (
-    Accounting,
-    HeadRuleName,
-    MethodName,
-    Neighbours,
-    NoiseSourceName,
-    Protects,
-    StartName,
-    Where,
-)
+from dpzv.terms import Accounting, HeadRuleName, MethodName, Neighbours, NoiseSourceName, Protects, StartName, Where
 
 __all__ = [
     "MOST_NUMBERS",

@@ -57,12 +57,7 @@ class Server:
     """`fill`, then per round `ask` and, once the gate released it, `accept`. Rounds t count from 1."""
 
     def __init__(
-        self,
-        method: ServerRule,
-        table: Table,
-        y_train: torch.Tensor,
-        schedules: Schedules,
-        lams: tuple[float, ...],
+        self, method: ServerRule, table: Table, y_train: torch.Tensor, schedules: Schedules, lams: tuple[float, ...]
     ) -> None:
         self.method, self.table, self.y_train = method, table, y_train
         self.t = 0
