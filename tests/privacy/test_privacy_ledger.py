@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tests.plans import asked, earlier
 
 from dpzv.errors import PrivacyRefused
-from dpzv.privacy.events import ReleaseEvent, event_to_json, unit_mu
+from dpzv.privacy.events import ReleaseEvent, unit_mu
 from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.plan import ParentRun, PrivacyPlan, epsilon_spent, request_of, start_event
@@ -203,7 +203,7 @@ def test_starts_are_stored_once(tmp_path: Path) -> None:
             with pytest.raises(PrivacyRefused, match="as planned"):
                 ledger.charge(msgspec.structs.replace(start_event(plan, 0), **other))
     rows = rows_of(tmp_path / "ledger.sqlite", "SELECT event, counter FROM events")
-    assert rows == [(event_to_json(start_event(plan, 0)), 1)]
+    assert rows == [(msgspec.msgpack.encode(start_event(plan, 0)), 1)]
     with reopen(tmp_path / "ledger.sqlite", plan) as ledger:
         assert ledger.charged == [start_event(plan, 0)]
         ledger.charge(start_event(plan, 0))
@@ -229,7 +229,7 @@ def test_head_steps_are_charged_before_they_run_and_stay_charged(tmp_path: Path)
         assert ledger.head_steps == 0
         ledger.charge(block(4))
         seen = rows_of(path, "SELECT event, counter FROM events")
-        assert seen == [(event_to_json(block(4)), 1)]  # by others at once
+        assert seen == [(msgspec.msgpack.encode(block(4)), 1)]  # by others at once
         ledger.charge(block(2))
         for steps in (5, 0, -1):
             with pytest.raises(PrivacyRefused, match="leaves 4 of 10"):

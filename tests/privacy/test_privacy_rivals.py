@@ -10,9 +10,9 @@ import pytest
 from tests.plans import asked, cost_of
 
 from dpzv.errors import ConfigError, PrivacyRefused
-from dpzv.privacy.events import unit_mu
+from dpzv.privacy.events import unit_mu, unpacked
 from dpzv.privacy.gdp import mu_of
-from dpzv.privacy.plan import PrivacyPlan, plan_from_json, plan_to_json
+from dpzv.privacy.plan import PrivacyPlan
 from dpzv.privacy.planning import make_plan
 from dpzv.privacy.statement import statement
 
@@ -74,7 +74,7 @@ def test_the_published_rule_on_the_uplink() -> None:
     assert "Guarantee:   no" in text
     assert "labels come back to the devices without noise" in text
     assert "Protected:   nothing" in text
-    assert plan_from_json(plan_to_json(made)) == made
+    assert unpacked(msgspec.msgpack.encode(made), PrivacyPlan) == made
 
 
 @pytest.mark.parametrize(("method", "arrays"), [("vafl", 1), ("zoo-vfl", 2), ("vfl-czofo", 1)])

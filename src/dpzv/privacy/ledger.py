@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 from msgspec.structs import asdict
 from numpy.typing import NDArray
@@ -26,10 +27,10 @@ from numpy.typing import NDArray
 from dpzv.errors import DpzvError, PrivacyRefused
 from dpzv.privacy import ledger_file
 from dpzv.privacy.counters import CapCounters
-from dpzv.privacy.events import Event, ReleaseEvent, event_from_json, event_to_json
+from dpzv.privacy.events import Event, ReleaseEvent, unpacked
 from dpzv.privacy.head_steps import steps_of
 from dpzv.privacy.ledger_file import ReleaseRow, plain_errors
-from dpzv.privacy.plan import PlanRequest, PrivacyPlan, normalised, plan_from_json, plan_to_json, request_of
+from dpzv.privacy.plan import PlanRequest, PrivacyPlan, normalised, request_of
 from dpzv.terms import NoiseSourceName
 
 __all__ = ["BatchIds", "Ledger"]
@@ -53,8 +54,8 @@ class Ledger:
         """Use `create` or `open` instead."""
         self._path, self._owned, self._ids_of, self.durable = path, owned, ids_of, durable
         self._connection = owned.connection
-        meta: dict[str, str] = dict(self._connection.execute("SELECT key, value FROM meta"))
-        self.plan = plan_from_json(meta["plan"])
+        meta: dict[str, Any] = dict(self._connection.execute("SELECT key, value FROM meta"))
+        self.plan = unpacked(meta["plan"], PrivacyPlan)
         self.run_id = meta["run_id"]
         self.counter = int(meta["counter"])
         self.data_fingerprint = meta["data_fingerprint"]
@@ -62,7 +63,7 @@ class Ledger:
         self.last_t = -1
         self.releases = 0
         stored = self._connection.execute("SELECT event FROM events ORDER BY number")
-        self.charged: list[Event] = [event_from_json(text) for (text,) in stored]
+        self.charged: list[Event] = [unpacked(packed, Event) for (packed,) in stored]
         # `_order` guards what is in memory, `_disk` the file; whoever needs both takes `_disk` first
         self._order, self._disk = threading.RLock(), threading.RLock()
         self._waiting: dict[int, ReleaseRow] = {}
@@ -89,10 +90,10 @@ class Ledger:
         """
         _refuse_forgetful(noise_source, durable)
         _refuse_other_parents(plan, data_fingerprint)
-        meta = {
+        meta: dict[str, str | bytes] = {
             "run_id": secrets.token_hex(16),
             "counter": "1",
-            "plan": plan_to_json(plan),
+            "plan": msgspec.msgpack.encode(plan),
             "data_fingerprint": data_fingerprint,
             "noise_source": noise_source,
         }
@@ -247,11 +248,9 @@ class Ledger:
         if not isinstance(event, Event):
             raise PrivacyRefused(f"the ledger can only charge an event, got {event!r}; define what it costs.")
         with plain_errors(self._path), self._disk:
-            charged = [other for other in self.charged if type(other) is type(event)]
-            planned = [other for other in self.plan.events if type(other) is type(event)]
-            if event.is_new(charged, planned):
+            if event.is_new(self.charged, self.plan.events):
                 insert = "INSERT INTO events (event, counter) VALUES (?, ?)"
-                self._connection.execute(insert, (event_to_json(event), self.counter))
+                self._connection.execute(insert, (msgspec.msgpack.encode(event), self.counter))
                 self.charged.append(event)
 
     def flush(self) -> None:

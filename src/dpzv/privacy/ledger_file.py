@@ -31,17 +31,18 @@ ReleaseRow = tuple[int, int, int, int, float, bytes, bytes]
 _ROW = "(?, ?, ?, ?, ?, ?, ?)"
 _AT_ONCE = 32
 
-SCHEMA = 5
+SCHEMA = 6
 
-# Delta is the little-endian float64 numbers of the release: a replayed round must be bit-equal. An event is JSON with
-# its kind (`privacy/events.py`). The order of the columns of `releases` is a format: rows are inserted by place.
+# Delta is the little-endian float64 numbers of the release: a replayed round must be bit-equal. The plan
+# in `meta` and an event are MessagePack (`privacy/events.py`). The order of the columns of `releases` is a format, since
+# rows are inserted by place.
 _TABLES = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL);
 CREATE TABLE releases (
     t INTEGER PRIMARY KEY, m INTEGER NOT NULL, position INTEGER NOT NULL, B INTEGER NOT NULL,
     sigma_dp REAL NOT NULL, Delta BLOB NOT NULL, frame_xxh3 BLOB NOT NULL
 );
-CREATE TABLE events (number INTEGER PRIMARY KEY, event TEXT NOT NULL, counter INTEGER NOT NULL);
+CREATE TABLE events (number INTEGER PRIMARY KEY, event BLOB NOT NULL, counter INTEGER NOT NULL);
 """
 
 _DISK = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR}
@@ -56,7 +57,7 @@ def plain_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DiskError(_UNWRITABLE.format(path=path, error=error)) from error
-    except (sqlite3.Error, msgspec.MsgspecError, LookupError, ValueError) as error:
+    except (sqlite3.Error, msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _DISK:
             raise DiskError(_UNWRITABLE.format(path=path, error=error)) from error
@@ -111,7 +112,7 @@ class Owned:
             self._unlock(remove=self._new)
 
 
-def create(path: Path, meta: dict[str, str], *, durable: bool) -> Owned:
+def create(path: Path, meta: dict[str, str | bytes], *, durable: bool) -> Owned:
     """Make a new file that holds `meta`, all of it or none, and own it until it is closed."""
     with Owned(path, durable=durable, new=True) as owned:
         owned.connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA};")

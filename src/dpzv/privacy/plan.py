@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dpzv.declarations import head_rule_facts, method_facts, start_facts
 from dpzv.errors import ConfigError
 from dpzv.privacy.accountant import Composition, compose, fold
-from dpzv.privacy.events import LATTICE_DISTANCE, Event, ReleaseEvent, Releases, Start, events_hook, finite, grid_scale
+from dpzv.privacy.events import LATTICE_DISTANCE, Event, ReleaseEvent, Releases, Start, grid_scale
 from dpzv.privacy.gdp import epsilon_of
 from dpzv.sensitivity import clip_factor, outer_product_factor
 from dpzv.terms import Accounting, HeadRuleName, MethodName, Neighbours, NoiseSourceName, Protects, StartName, Where
@@ -30,8 +29,6 @@ __all__ = [
     "capped_releases",
     "epsilon_spent",
     "normalised",
-    "plan_from_json",
-    "plan_to_json",
     "private_starts",
     "request_of",
     "start_event",
@@ -242,13 +239,3 @@ def epsilon_spent(plan: PrivacyPlan, *, releases: int, unit_mu_squared: float, h
 def request_of(plan: PlanRequest) -> PlanRequest:
     """What was asked for, without what was computed from it."""
     return PlanRequest(**{name: getattr(plan, name) for name in PlanRequest.__struct_fields__})
-
-
-def plan_to_json(plan: PrivacyPlan) -> str:
-    """The plan as JSON; infinity is written "inf", which JSON numbers cannot be."""
-    return msgspec.json.encode(finite(msgspec.to_builtins(plan))).decode()
-
-
-def plan_from_json(text: str) -> PrivacyPlan:
-    """The plan that `plan_to_json` wrote, bit for bit; raises msgspec.ValidationError for anything else."""
-    return msgspec.json.decode(text, type=PrivacyPlan, strict=False, dec_hook=events_hook)

@@ -6,14 +6,15 @@ import math
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
 from dpzv.errors import ConfigError, PrivacyRefused
-from dpzv.privacy.events import event_from_json, unit_mu
+from dpzv.privacy.events import Event, unit_mu, unpacked
 from dpzv.privacy.head_steps import steps_of
 from dpzv.privacy.ledger_file import snapshot
-from dpzv.privacy.plan import ParentRun, PrivacyPlan, epsilon_spent, plan_from_json
+from dpzv.privacy.plan import ParentRun, PrivacyPlan, epsilon_spent
 from dpzv.privacy.statement import RunSpent, joint_statement
 from dpzv.privacy.wording import Statement
 from dpzv.terms import NoiseSourceName
@@ -39,15 +40,16 @@ def read_ledger(path: Path) -> LedgerView:
 
 
 def _view(connection: sqlite3.Connection) -> LedgerView:
-    meta: dict[str, str] = dict(connection.execute("SELECT key, value FROM meta"))
+    meta: dict[str, Any] = dict(connection.execute("SELECT key, value FROM meta"))
+    events = connection.execute("SELECT event FROM events")
     turns: dict[int, int] = dict(connection.execute("SELECT m, COUNT(*) FROM releases GROUP BY m"))
     return LedgerView(
         run_id=meta["run_id"],
         data_fingerprint=meta["data_fingerprint"],
         noise_source="exact" if meta["noise_source"] == "exact" else "seeded",
-        plan=plan_from_json(meta["plan"]),
+        plan=unpacked(meta["plan"], PrivacyPlan),
         releases=sum(turns.values()),
-        head_steps=steps_of([event_from_json(text) for (text,) in connection.execute("SELECT event FROM events")]),
+        head_steps=steps_of([unpacked(packed, Event) for (packed,) in events]),
         turns=turns,
     )
 

@@ -10,7 +10,6 @@ import msgspec
 from msgspec import Struct
 
 from dpzv.declarations import head_rule_facts, method_facts, start_facts
-from dpzv.privacy.events import finite
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.terms import Accounting, HeadRuleName, MethodName, Neighbours, NoiseSourceName, Protects
 
@@ -137,8 +136,17 @@ class Statement(Struct, frozen=True, kw_only=True):
 
     def values(self) -> dict[str, Any]:
         """All figures and words, ready for JSON; infinity is the string "inf"."""
-        values: dict[str, Any] = finite(msgspec.to_builtins(self))
+        values: dict[str, Any] = _finite(msgspec.to_builtins(self))
         return values
+
+
+def _finite(value: Any) -> Any:
+    """`value` with every infinity in it written "inf", since a JSON number cannot be infinite."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return "inf" if value == math.inf else value
 
 
 def artefacts_of(plans: Sequence[PrivacyPlan], *, guarantee: bool) -> tuple[Artefact, ...]:

@@ -106,7 +106,13 @@ class Codec:
             return Fill(wire.m, wire.start, *self._unpack((wire.h,), wire.shape))
         if isinstance(wire, _Evaluation):
             return Evaluation(wire.m, wire.start, *self._unpack((wire.h,), wire.shape))
-        return Release(wire.t, wire.m, wire.position, self._numbers(wire.Delta))
+        size, each = len(wire.Delta), self._answer.itemsize
+        if not size or size % each:
+            raise PeerError(f"a release has numbers of {each} bytes, got {size} bytes; the peer is closed.")
+        numbers = np.frombuffer(wire.Delta, self._answer)
+        if not np.isfinite(numbers).all():
+            raise PeerError("a release must be finite numbers, got others; the peer is closed.")
+        return Release(wire.t, wire.m, wire.position, numbers.astype(np.float64))
 
     def _pack(self, arrays: tuple[NDArray[np.float32], ...]) -> tuple[memoryview, ...]:
         """The bytes of each array."""
@@ -135,14 +141,3 @@ class Codec:
                 midpoint, slope = arrays
                 arrays = [midpoint + self._lam * slope, midpoint - self._lam * slope]
         return tuple(arrays)
-
-    def _numbers(self, data: bytes) -> NDArray[np.float64]:
-        """The numbers of a release."""
-        if not data or len(data) % self._answer.itemsize:
-            raise PeerError(
-                f"a release has numbers of {self._answer.itemsize} bytes, got {len(data)} bytes; the peer is closed."
-            )
-        numbers = np.frombuffer(data, self._answer)
-        if not np.isfinite(numbers).all():
-            raise PeerError("a release must be finite numbers, got others; the peer is closed.")
-        return numbers.astype(np.float64)

@@ -185,7 +185,11 @@ class Direction:
         squares = 0.0
         for block in where.blocks:
             g = self._gaussian(block)
-            squares += _square(g)
+            # a CPU would convert all of `g` to float64 at once, so it gets parts
+            square = 0.0
+            for part in torch.split(g, SHARED) if g.is_cpu else (g,):
+                square += float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
+            squares += square
         self.scale = math.sqrt(where.d / squares)
         # the last block need not be drawn again
         self._kept = (block.number, g.mul_(self.scale)) if block.shared else (-1, g)
@@ -219,14 +223,6 @@ class Direction:
 def direction(module: nn.Module, seed: int) -> Direction:
     """`u` of `seed` over the trainable parameters of `module`."""
     return Direction(layout(module), seed)
-
-
-def _square(g: Tensor) -> float:
-    """||g||^2 in float64; a CPU would convert all of `g` at once, so it gets parts."""
-    square = 0.0
-    for part in torch.split(g, SHARED) if g.is_cpu else (g,):
-        square += float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
-    return square
 
 
 def slices(where: Layout, seed: int) -> Iterator[tuple[Piece, Tensor]]:
