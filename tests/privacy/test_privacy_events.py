@@ -22,7 +22,7 @@ from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.plan import ParentRun, PrivacyPlan
 from dpzv.privacy.planning import make_plan
-from dpzv.privacy.spent import parents_of, read_ledger, spent
+from dpzv.privacy.statement import parents_of, read_ledger, spent
 
 
 class Histogram(Event, Struct, frozen=True, kw_only=True, tag=True):

@@ -14,7 +14,7 @@ from dpzv.privacy.events import unit_mu, unpacked
 from dpzv.privacy.gdp import mu_of
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.privacy.planning import make_plan
-from dpzv.privacy.statement import statement
+from dpzv.privacy.statement import RunSpent, statement
 
 ASKED = asked(
     delta_dp=1e-5,
@@ -37,7 +37,8 @@ def plan(**changes: Any) -> PrivacyPlan:
 
 
 def told(made: PrivacyPlan) -> str:
-    return statement(made, noise_source="exact", releases=700, epsilon_spent=made.claimed_epsilon).text()
+    run = RunSpent(plan=made, noise_source="exact", releases=700, epsilon_spent=made.claimed_epsilon)
+    return statement(run).text()
 
 
 @pytest.mark.parametrize("where", ["uplink", "downlink"])

@@ -23,7 +23,7 @@ from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.privacy.planning import make_plan
-from dpzv.privacy.spent import parents_of, read_ledger, spent
+from dpzv.privacy.statement import parents_of, read_ledger, spent
 from dpzv.terms import NoiseSourceName
 
 D, B = 120, 10

@@ -11,7 +11,8 @@ from tests.plans import asked
 
 from dpzv.privacy.gdp import advantage, epsilon_of, mu_of, tpr_at_fpr
 from dpzv.privacy.planning import make_plan
-from dpzv.privacy.statement import Statement, statement
+from dpzv.privacy.statement import RunSpent, statement
+from dpzv.privacy.wording import Statement
 from dpzv.terms import NoiseSourceName
 
 ASKED = asked(
@@ -32,14 +33,15 @@ WITH_HEAD: dict[str, Any] = {"head_rule": "dp-sgd", "head_batch": 6000, "head_st
 
 def told(noise_source: NoiseSourceName = "seeded", **changes: Any) -> Statement:
     plan = make_plan(msgspec.structs.replace(ASKED, **changes))
-    return statement(
-        plan,
+    run = RunSpent(
+        run_id="0123456789",
+        plan=plan,
         noise_source=noise_source,
         releases=plan.T // 2,
         head_steps=plan.head_steps // 4,
         epsilon_spent=0.25,
-        run_id="0123456789",
     )
+    return statement(run)
 
 
 def lines(found: Statement) -> dict[str, str]:

@@ -143,7 +143,7 @@ def spent(
     import msgspec
 
     from dpzv.cli.show import statement_text
-    from dpzv.privacy.spent import spent as read
+    from dpzv.privacy.statement import spent as read
 
     told = read(folders)
     if json:

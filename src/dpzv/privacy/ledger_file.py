@@ -34,8 +34,8 @@ _AT_ONCE = 32
 SCHEMA = 6
 
 # Delta is the little-endian float64 numbers of the release: a replayed round must be bit-equal. The plan
-# in `meta` and an event are MessagePack (`privacy/events.py`). The order of the columns of `releases` is a format, since
-# rows are inserted by place.
+# in `meta` and an event are MessagePack (`privacy/events.py`). The order of the columns of `releases` is a format,
+# since rows are inserted by place.
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL);
 CREATE TABLE releases (
