@@ -51,7 +51,6 @@ def create(path: Path, plan: PrivacyPlan) -> Ledger:
         data_fingerprint="d",
         noise_source="exact",
         ids_of=lambda m, position: np.arange(plan.B),
-        durable=True,
     )
 
 
@@ -142,7 +141,7 @@ def test_an_event_of_an_unknown_kind_is_refused_wherever_it_is_read(tmp_path: Pa
     create(path, plan).close()
     connection = sqlite3.connect(path)
     rumour = msgspec.msgpack.encode({"type": "Rumour"})
-    connection.execute("INSERT INTO events (event, counter) VALUES (?, 1)", (rumour,))
+    connection.execute("INSERT INTO events (event) VALUES (?)", (rumour,))
     connection.commit()
     connection.close()
     with pytest.raises(PrivacyRefused, match="known kind"):

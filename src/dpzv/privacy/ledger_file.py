@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 from urllib.parse import quote
 
@@ -28,9 +27,7 @@ T = TypeVar("T")
 ReleaseRow = tuple[int, int, int, int, float, bytes, bytes]
 """t, m, position, B, sigma_dp, Delta, frame_xxh3."""
 
-_ROW = "(?, ?, ?, ?, ?, ?, ?)"
-_AT_ONCE = 32
-
+_ROW, _AT_ONCE = "(?, ?, ?, ?, ?, ?, ?)", 32
 SCHEMA = 6
 
 # Delta is the little-endian float64 numbers of the release: a replayed round must be bit-equal. The plan
@@ -42,7 +39,7 @@ CREATE TABLE releases (
     t INTEGER PRIMARY KEY, m INTEGER NOT NULL, position INTEGER NOT NULL, B INTEGER NOT NULL,
     sigma_dp REAL NOT NULL, Delta BLOB NOT NULL, frame_xxh3 BLOB NOT NULL
 );
-CREATE TABLE events (number INTEGER PRIMARY KEY, event BLOB NOT NULL, counter INTEGER NOT NULL);
+CREATE TABLE events (number INTEGER PRIMARY KEY, event BLOB NOT NULL);
 """
 
 _DISK = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR}
@@ -95,19 +92,16 @@ class Owned:
             self._unlock(remove=False)
 
     def _unlock(self, *, remove: bool) -> None:
-        for left in ("", "-wal", "-shm") if remove else ():
-            self._path.with_name(self._path.name + left).unlink(missing_ok=True)
-        # removed while still held, so that nobody can lock a file that is about to vanish
-        _lock_path(self._path).unlink(missing_ok=True)
+        # the lock is removed last and while it is still held, so that nobody can lock a file that is about to vanish
+        for ending in ("", "-wal", "-shm", ".lock") if remove else (".lock",):
+            self._path.with_name(self._path.name + ending).unlink(missing_ok=True)
         os.close(self._lock)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
             self.connection.close()
             self._unlock(remove=self._new)
 
@@ -200,13 +194,9 @@ def _refuse_damaged(connection: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError(f"it is not a ledger of schema {SCHEMA}")
 
 
-def _lock_path(path: Path) -> Path:
-    return path.with_name(path.name + ".lock")
-
-
 def _lock(path: Path) -> int:
     """Take the lock file of `path`, or refuse; returns its descriptor."""
-    place = _lock_path(path)
+    place = path.with_name(path.name + ".lock")
     while True:
         descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

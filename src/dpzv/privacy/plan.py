@@ -28,7 +28,6 @@ __all__ = [
     "PrivacyPlan",
     "capped_releases",
     "epsilon_spent",
-    "normalised",
     "private_starts",
     "request_of",
     "start_event",
@@ -101,8 +100,9 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     C_h: float = math.inf
 
 
-def normalised(asked: PlanRequest) -> PlanRequest:
-    """`asked` with 0 for what its starts and its head rule do not look at."""
+def request_of(asked: PlanRequest) -> PlanRequest:
+    """What was asked for, without what a plan computed from it, and with 0 for what starts and head rule do not use."""
+    asked = PlanRequest(**{name: getattr(asked, name) for name in PlanRequest.__struct_fields__})
     if not private_starts(asked):
         asked = replace(asked, start_share=0.0)
     if not head_rule_facts(asked.head_rule).sampled:
@@ -234,8 +234,3 @@ def epsilon_spent(plan: PrivacyPlan, *, releases: int, unit_mu_squared: float, h
             square += plan.mu_head**2 * head_steps / plan.head_steps
         mu = math.sqrt(square)
     return min(plan.claimed_epsilon, epsilon_of(mu, plan.delta_dp))
-
-
-def request_of(plan: PlanRequest) -> PlanRequest:
-    """What was asked for, without what was computed from it."""
-    return PlanRequest(**{name: getattr(plan, name) for name in PlanRequest.__struct_fields__})

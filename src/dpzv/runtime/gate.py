@@ -137,7 +137,6 @@ def open_gate(
         "data_fingerprint": fingerprint,
         "noise_source": source,
         "ids_of": ids_of,
-        "durable": source == "exact",
     }
     new = known is None and not path.exists()  # a release needs both
     ledger = Ledger.create(path, **common) if new else Ledger.open(path, **common, at_least=known or 0)
