@@ -23,10 +23,11 @@ from dpzv.privacy.plan import (
     ParentRun,
     PrivacyPlan,
     epsilon_spent,
+    participation_cap,
     request_of,
     start_event,
 )
-from dpzv.privacy.planning import make_plan, participation_cap
+from dpzv.privacy.planning import make_plan
 from dpzv.privacy.statement import parts_of
 from dpzv.privacy.wording import verdict
 from dpzv.rng import numpy_generator

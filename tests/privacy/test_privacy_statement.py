@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.plans import asked
 
-from dpzv.privacy.gdp import advantage, epsilon_of, mu_of, tpr_at_fpr
+from dpzv.privacy.gdp import delta_of, epsilon_of, mu_of, tpr_at_fpr
 from dpzv.privacy.planning import make_plan
 from dpzv.privacy.statement import RunSpent, statement
 from dpzv.privacy.wording import Statement
@@ -80,7 +80,7 @@ def test_risk_comes_from_the_replace_one_curve() -> None:
     found = told("exact", neighbours="zero-out", starts=("random", "random"))
     mu = 2 * mu_of(1.0, 1e-6)
     assert found.tpr_at_fpr == pytest.approx({"0.01": tpr_at_fpr(mu, 0.01), "0.001": tpr_at_fpr(mu, 0.001)}, rel=1e-9)
-    assert found.advantage == pytest.approx(advantage(mu), rel=1e-9)
+    assert found.advantage == pytest.approx(delta_of(0.0, mu), rel=1e-9)
     assert found.epsilon == found.epsilon_zero_out == 1.0
     assert found.epsilon_replace_one == pytest.approx(epsilon_of(mu, 1e-6), rel=1e-9)
 
@@ -137,7 +137,7 @@ def test_a_sampled_head_is_in_every_figure() -> None:
     assert found.covered[:2] == ("every Delta", "head rule dp-sgd")
     # the risk is that of the whole: near a Gaussian with the same epsilon, far above that of the releases alone
     mu = mu_of(1.0, 1e-6)
-    assert found.advantage == pytest.approx(advantage(mu), rel=0.03)
+    assert found.advantage == pytest.approx(delta_of(0.0, mu), rel=0.03)
     assert found.tpr_at_fpr == pytest.approx({"0.01": tpr_at_fpr(mu, 0.01), "0.001": tpr_at_fpr(mu, 0.001)}, rel=0.03)
 
 

@@ -27,7 +27,6 @@ from dpzv.validate import probability
 __all__ = [
     "LATTICE_SHARES",
     "Composition",
-    "advantage_of_parts",
     "compose",
     "delta_of_parts",
     "epsilon_of_parts",
@@ -129,7 +128,10 @@ def epsilon_of_parts(parts: Composition, delta_dp: float, neighbours: Neighbours
 
 
 def delta_of_parts(parts: Composition, epsilon: float, neighbours: Neighbours) -> float:
-    """The delta_dp of `parts` at `epsilon` (>= 0), rounded up with a sampled head, else the nearest value."""
+    """The delta_dp of `parts` at `epsilon` (>= 0), rounded up with a sampled head, else the nearest value.
+
+    At epsilon 0 it is the advantage: the largest true-positive minus false-positive rate of any test of one record.
+    """
     if _unbounded(parts):
         return 1.0
     extra = lattice_delta(parts.lattice, epsilon)
@@ -137,11 +139,6 @@ def delta_of_parts(parts: Composition, epsilon: float, neighbours: Neighbours) -
         return min(1.0, gdp.delta_of(epsilon, gaussian_mu(parts, neighbours)) + extra)
     found = float(_accountant(parts, neighbours).get_delta(epsilon))
     return min(1.0, max(0.0, found) + _rounding(parts) + extra)
-
-
-def advantage_of_parts(parts: Composition) -> float:
-    """Largest true-positive minus false-positive rate of any test of one record, replace-one; rounded up."""
-    return delta_of_parts(parts, 0.0, "replace-one")
 
 
 def tpr_of_parts(parts: Composition, fpr: float) -> float:

@@ -18,7 +18,6 @@ from dpzv.sensitivity import clip_factor
 from dpzv.validate import positive, probability, whole
 
 __all__ = [
-    "advantage",
     "delta_of",
     "epsilon_of",
     "mu_of",
@@ -138,12 +137,6 @@ def zcdp_mu_of(epsilon: float, delta_dp: float) -> float:
     half = -math.log(probability("delta_dp", delta_dp))
     # sqrt(2 half + 2 epsilon) - sqrt(2 half), without the cancellation
     return 2 * epsilon / (math.sqrt(2 * half + 2 * epsilon) + math.sqrt(2 * half)) * (1 - 4 * MARGIN)
-
-
-def advantage(mu: float) -> float:
-    """Largest true-positive rate minus false-positive rate of any test against a mu-GDP release."""
-    _not_negative("mu", mu)
-    return math.erf(mu / math.sqrt(8))
 
 
 def tpr_at_fpr(mu: float, fpr: float) -> float:

@@ -19,6 +19,7 @@ from dpzv.privacy.events import LATTICE_DISTANCE, Event, ReleaseEvent, Releases,
 from dpzv.privacy.gdp import epsilon_of
 from dpzv.sensitivity import clip_factor, outer_product_factor
 from dpzv.terms import Accounting, HeadRuleName, MethodName, Neighbours, NoiseSourceName, Protects, StartName, Where
+from dpzv.validate import whole
 
 __all__ = [
     "MOST_NUMBERS",
@@ -28,6 +29,7 @@ __all__ = [
     "PrivacyPlan",
     "capped_releases",
     "epsilon_spent",
+    "participation_cap",
     "private_starts",
     "request_of",
     "start_event",
@@ -110,6 +112,22 @@ def request_of(asked: PlanRequest) -> PlanRequest:
     return asked if asked.where == "uplink" else replace(asked, C_h=math.inf)
 
 
+def participation_cap(*, T: int, B: int, D: int, M: int, equal_speeds: bool) -> int:
+    """How often one record can be in a batch, over all devices, in `T` rounds of `B` of `D` records.
+
+    Device m walks one permutation cyclically, so n_m of its rounds hold a record at most ceil(n_m B/D) times.
+    With `equal_speeds` devices take turns and the n_m differ by at most one. Otherwise any split of `T` can
+    happen: with B/D = b/d in lowest terms ceil(n b/d) <= (n b + d - 1)/d, and idle devices add nothing.
+    """
+    for name, value, least in (("T", T, 0), ("B", B, 1), ("D", D, B), ("M", M, 1)):
+        whole(name, value, least)
+    if equal_speeds:
+        each, more = divmod(T, M)
+        return more * -(-(each + 1) * B // D) + (M - more) * -(-each * B // D)
+    b, d = B // math.gcd(B, D), D // math.gcd(B, D)
+    return min(T, (T * b + min(M, T) * (d - 1)) // d)
+
+
 def private_starts(asked: PlanRequest) -> tuple[int, ...]:
     """The indices of the devices whose start is private, so that it is charged."""
     return tuple(m for m, name in enumerate(asked.starts) if start_facts(name).private)
@@ -167,15 +185,8 @@ class PrivacyPlan(PlanRequest, frozen=True, kw_only=True):
 
     def event(self, *, t: int, m: int, position: int, B: int, sigma_dp: float | None = None) -> ReleaseEvent:
         """A release under this plan, over a batch of `B` records, with the plan's noise unless told otherwise."""
-        return ReleaseEvent(
-            t=t,
-            m=m,
-            position=position,
-            B=B,
-            C=self.C,
-            sigma_dp=self.sigma_dp if sigma_dp is None else sigma_dp,
-            per_record=self.per_record,
-        )
+        noise = self.sigma_dp if sigma_dp is None else sigma_dp
+        return ReleaseEvent(t=t, m=m, position=position, B=B, C=self.C, sigma_dp=noise, per_record=self.per_record)
 
     @property
     def claim(self) -> tuple[Event, ...]:
@@ -215,7 +226,7 @@ def capped_releases(plan: PrivacyPlan) -> Releases:
     return Releases(cap=plan.cap, distance=plan.T * numbers * LATTICE_DISTANCE / scale**2)
 
 
-def epsilon_spent(plan: PrivacyPlan, *, releases: int, unit_mu_squared: float, head_steps: int = 0) -> float:
+def epsilon_spent(plan: PrivacyPlan, releases: int, unit_mu_squared: float, head_steps: int = 0) -> float:
     """Epsilon of what has happened so far: an estimate to show beside the claim, never above it.
 
     `unit_mu_squared` is the largest sum of (C / (B sigma_dp))^2 of any record. Under `paper` only the number of

@@ -28,26 +28,10 @@ from dpzv.sensitivity import clip_factor
 from dpzv.terms import Accounting, Neighbours, Protects, Where
 from dpzv.validate import fraction, one_of, positive, probability, whole
 
-__all__ = ["make_plan", "participation_cap"]
+__all__ = ["make_plan"]
 
 # Relative slack for rounding: sigma_dp is larger and the budget smaller by this much.
 _SLACK = 1e-12
-
-
-def participation_cap(*, T: int, B: int, D: int, M: int, equal_speeds: bool) -> int:
-    """How often one record can be in a batch, over all devices, in `T` rounds of `B` of `D` records.
-
-    Device m walks one permutation cyclically, so n_m of its rounds hold a record at most ceil(n_m B/D) times.
-    With `equal_speeds` devices take turns and the n_m differ by at most one. Otherwise any split of `T` can
-    happen: with B/D = b/d in lowest terms ceil(n b/d) <= (n b + d - 1)/d, and idle devices add nothing.
-    """
-    for name, value, least in (("T", T, 0), ("B", B, 1), ("D", D, B), ("M", M, 1)):
-        whole(name, value, least)
-    if equal_speeds:
-        each, more = divmod(T, M)
-        return more * -(-(each + 1) * B // D) + (M - more) * -(-each * B // D)
-    b, d = B // math.gcd(B, D), D // math.gcd(B, D)
-    return min(T, (T * b + min(M, T) * (d - 1)) // d)
 
 
 def make_plan(asked: PlanRequest) -> PrivacyPlan:
@@ -71,8 +55,7 @@ def make_plan(asked: PlanRequest) -> PrivacyPlan:
     budget = mu_of(asked.epsilon, asked.delta_dp)
     plan = _with_budget(asked, budget, whole=budget)
     if plan.spends and math.isinf(plan.epsilon):
-        nothing = math.inf
-        plan = replace(plan, cap=nothing, epsilon_zero_out=nothing, epsilon_replace_one=nothing)
+        plan = replace(plan, cap=math.inf, epsilon_zero_out=math.inf, epsilon_replace_one=math.inf)
     elif plan.spends:
         plan = _as_published(plan)
     return _with_events(plan)
@@ -133,9 +116,8 @@ def _uplink(asked: PlanRequest) -> PrivacyPlan:
         arrays = method_facts(asked.method).arrays
         sigma_h = s * asked.C_h * math.sqrt(arrays * asked.participations + asked.M) / mu  # M: the first fill
     plan = replace(_with_budget(asked, mu, whole=mu), mu=mu, cap=math.inf, sigma_h=sigma_h)
-    nothing = math.inf
     if asked.accounting == "exact":
-        return replace(plan, epsilon_zero_out=nothing, epsilon_replace_one=nothing)
+        return replace(plan, epsilon_zero_out=math.inf, epsilon_replace_one=math.inf)
     half = epsilon_of(mu / s, asked.delta_dp)
     return replace(plan, epsilon_zero_out=half, epsilon_replace_one=asked.epsilon)
 

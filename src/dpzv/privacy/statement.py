@@ -6,22 +6,14 @@ import math
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from msgspec import Struct
 
 from dpzv.declarations import start_facts
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy import wording
-from dpzv.privacy.accountant import (
-    Composition,
-    advantage_of_parts,
-    compose,
-    epsilon_of_parts,
-    fold,
-    sampled,
-    tpr_of_parts,
-)
+from dpzv.privacy.accountant import Composition, compose, delta_of_parts, epsilon_of_parts, fold, sampled, tpr_of_parts
 from dpzv.privacy.events import Event, Releases, Start, unit_mu, unpacked
 from dpzv.privacy.gdp import epsilon_of, mu_of, true_mu_of_paper
 from dpzv.privacy.head_steps import HeadSteps, steps_of
@@ -127,7 +119,7 @@ def statement(*runs: RunSpent) -> wording.Statement:
         releases=sum(run.releases for run in runs),
         head_steps=sum(run.head_steps for run in runs),
         tpr_at_fpr={f"{rate:g}": tpr_of_parts(cost, rate) for rate in _RATES} if claims else None,
-        advantage=advantage_of_parts(cost) if claims else None,
+        advantage=delta_of_parts(cost, 0.0, "replace-one") if claims else None,
         covered=_covered(plans) if claims or not spends else (),
         not_covered=_not_covered(plans),
         artefacts=wording.artefacts_of(plans, guarantee=guarantee),
@@ -220,20 +212,17 @@ def _refuse_strangers(views: Sequence[LedgerView]) -> None:
 def _run(view: LedgerView) -> RunSpent:
     """What happened so far; participations are those of a schedule that walks all records in turn."""
     plan = view.plan
-    unit_squared = 0.0
+    square = 0.0
     if view.releases and math.isfinite(plan.cap):
-        event = plan.event(t=0, m=0, position=0, B=plan.B)
         most = sum(-(-turns * plan.B // plan.D) for turns in view.turns.values())
-        unit_squared = min(plan.cap, most * unit_mu(event) ** 2)
+        square = min(plan.cap, most * unit_mu(plan.event(t=0, m=0, position=0, B=plan.B)) ** 2)
     return RunSpent(
         run_id=view.run_id,
         plan=plan,
         noise_source=view.noise_source,
         releases=view.releases,
         head_steps=view.head_steps,
-        epsilon_spent=epsilon_spent(
-            plan, releases=view.releases, unit_mu_squared=unit_squared, head_steps=view.head_steps
-        ),
+        epsilon_spent=epsilon_spent(plan, view.releases, square, view.head_steps),
     )
 
 
@@ -248,11 +237,7 @@ def _epsilons(plans: Sequence[PrivacyPlan], cost: Composition) -> dict[Neighbour
     """Both epsilons: those a single plan was made for, or those of everything together."""
     if len(plans) == 1:
         return {"zero-out": plans[0].epsilon_zero_out, "replace-one": plans[0].epsilon_replace_one}
-    delta_dp = plans[0].delta_dp
-    return {
-        "zero-out": epsilon_of_parts(cost, delta_dp, "zero-out"),
-        "replace-one": epsilon_of_parts(cost, delta_dp, "replace-one"),
-    }
+    return {name: epsilon_of_parts(cost, plans[0].delta_dp, name) for name in get_args(Neighbours)}
 
 
 def _spent(runs: Sequence[RunSpent], epsilon: float) -> float:
@@ -307,18 +292,12 @@ def _not_covered(plans: Sequence[PrivacyPlan]) -> tuple[str, ...]:
 
 def _line(run: RunSpent) -> wording.RunLine:
     plan = run.plan
+    figures = ("B", "C", "sigma_dp", "method", "sigma_h", "head_rule", "q", "z")
     return wording.RunLine(
         run_id=run.run_id,
         releases=run.releases,
         planned_releases=plan.T,
         head_steps=run.head_steps,
         planned_head_steps=plan.head_steps,
-        B=plan.B,
-        C=plan.C,
-        sigma_dp=plan.sigma_dp,
-        method=plan.method,
-        sigma_h=plan.sigma_h,
-        head_rule=plan.head_rule,
-        q=plan.q,
-        z=plan.z,
+        **{name: getattr(plan, name) for name in figures},
     )

@@ -109,12 +109,8 @@ class Gate:
     @property
     def epsilon_spent(self) -> float:
         """What the releases so far cost the record that took part most: an estimate below the claim."""
-        return epsilon_spent(
-            self.plan,
-            releases=self.ledger.releases,
-            unit_mu_squared=self.ledger.unit_mu_squared,
-            head_steps=self.ledger.head_steps,
-        )
+        ledger = self.ledger
+        return epsilon_spent(self.plan, ledger.releases, ledger.unit_mu_squared, ledger.head_steps)
 
 
 def open_gate(
