@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from tests.oracles import whole
 from tests.plans import asked
 
 from dpzv import config as configuration
@@ -28,7 +29,7 @@ from dpzv.privacy.planning import make_plan
 from dpzv.privacy.statement import RunSpent, statement
 from dpzv.privacy.wording import Artefact, Statement, artefacts_of
 from dpzv.rng import seed_of
-from dpzv.zo.directions import layout, whole
+from dpzv.zo.directions import layout
 
 LABELS = asked(protects="labels", M=2, starts=("random", "random"))
 STEPS = Steps(0.1, 0.0, "constant", 100)

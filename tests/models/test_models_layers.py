@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.oracles import direction
 from torch import nn
 
 from dpzv.errors import ConfigError
@@ -11,7 +12,7 @@ from dpzv.models.dense import linear, mlp
 from dpzv.models.images import PatchCNN
 from dpzv.models.layers import train_last
 from dpzv.models.resnet import ResNet18
-from dpzv.zo.directions import direction, layout
+from dpzv.zo.directions import layout
 from dpzv.zo.perturb import step, two_point
 
 

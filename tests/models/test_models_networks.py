@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.oracles import direction
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
@@ -16,7 +17,6 @@ from dpzv.models.head import Head
 from dpzv.models.images import PatchCNN, StripCNN
 from dpzv.models.layers import orthogonal
 from dpzv.models.rowwise import require_rowwise
-from dpzv.zo.directions import direction
 from dpzv.zo.perturb import step, two_point
 
 

@@ -45,11 +45,8 @@ class _Embeddings(_Wire, tag="e"):
     h: tuple[memoryview, ...]
 
 
-class _Evaluation(_Wire, tag="v"):
-    m: int
-    start: int
-    shape: tuple[int, int]
-    h: memoryview
+class _Evaluation(_Fill, tag="v"):
+    """The same fields as those of a first fill."""
 
 
 class _Release(_Wire, tag="r"):
@@ -84,12 +81,11 @@ class Codec:
         wire: _Wire
         if isinstance(message, Embeddings):
             wire = _Embeddings(message.m, message.position, message.h[0].shape, self._pack(message.h))
-        elif isinstance(message, Fill):
-            wire = _Fill(message.m, message.start, message.h.shape, *self._pack((message.h,)))
-        elif isinstance(message, Evaluation):
-            wire = _Evaluation(message.m, message.start, message.h.shape, *self._pack((message.h,)))
-        else:
+        elif isinstance(message, Release):
             wire = _Release(message.t, message.m, message.position, message.Delta.astype(self._answer).tobytes())
+        else:
+            kind = _Fill if isinstance(message, Fill) else _Evaluation
+            wire = kind(message.m, message.start, message.h.shape, *self._pack((message.h,)))
         return self._encoder.encode(wire)
 
     def decode(self, frame: bytes | memoryview) -> Message:
@@ -103,9 +99,8 @@ class Codec:
         if isinstance(wire, _Embeddings):
             return Embeddings(wire.m, wire.position, self._unpack(wire.h, wire.shape))
         if isinstance(wire, _Fill):
-            return Fill(wire.m, wire.start, *self._unpack((wire.h,), wire.shape))
-        if isinstance(wire, _Evaluation):
-            return Evaluation(wire.m, wire.start, *self._unpack((wire.h,), wire.shape))
+            kind = Evaluation if isinstance(wire, _Evaluation) else Fill
+            return kind(wire.m, wire.start, *self._unpack((wire.h,), wire.shape))
         size, each = len(wire.Delta), self._answer.itemsize
         if not size or size % each:
             raise PeerError(f"a release has numbers of {each} bytes, got {size} bytes; the peer is closed.")
