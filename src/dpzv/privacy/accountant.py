@@ -159,7 +159,7 @@ def tpr_of_parts(parts: Composition, fpr: float) -> float:
     def value(epsilon: float) -> float:
         return delta_of_parts(parts, epsilon, "replace-one") + math.exp(epsilon) * fpr
 
-    # convex in e^epsilon, so it has one valley
+    # the value is convex in e^epsilon, so it has a single minimum
     left, right = high - golden * (high - low), low + golden * (high - low)
     at_left, at_right = value(left), value(right)
     for _ in range(30):
@@ -272,7 +272,7 @@ def _rounding(parts: Composition) -> float:
 @lru_cache(maxsize=8)
 def _accountant(parts: Composition, neighbours: Neighbours) -> Any:
     """The PLD accountant of `parts`; it takes zero-out costs and doubles them itself for replace-one."""
-    # imported here: it costs more than all else, and plans without a sampled head never need it
+    # imported here because it is slow to load, and plans without a sampled head never need it
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
 

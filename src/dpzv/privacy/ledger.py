@@ -1,8 +1,8 @@
-"""The ledger: the only gate to a release, and the only memory of what was released.
+"""The ledger admits every release, and it alone remembers what was released.
 
-Order of a round: `contributes` (whose terms become 0), the sum, `stored` (a repeat is answered from the ledger),
-`admit`, the noise, then `submit` and `wait`, and only then may the value be sent. What is not a release (starts, head
-steps) is stored by `charge` before it happens. Rows are never removed.
+A round calls `contributes` (which records count), computes the sum, calls `stored` (a repeat is answered from the
+ledger) and `admit`, adds the noise, calls `submit` and `wait`, and only then may the value be sent. What is not a
+release (starts, head steps) is stored by `charge` before it happens. Rows are never removed.
 
 Rounds enter one after the other, but may wait for the disk together: `submit` counts a release and queues its row,
 `wait` returns when the row is durable, and all rows that wait at the same time share one commit.
@@ -106,7 +106,7 @@ class CapCounters:
 
 
 class Ledger:
-    """Releases and other events of one run on disk, and every record's spent share of its cap in memory.
+    """The releases and other events of one run on disk, and the spent share of every record's cap in memory.
 
     `plan` is the plan the run began with: a resumed run goes on with that one. `run_id` is random, `last_t` is the
     newest round (-1: none), `releases` the number of releases, and `charged` are the other events so far, in order.
@@ -128,7 +128,7 @@ class Ledger:
         self.releases = 0
         stored = self._connection.execute("SELECT event FROM events ORDER BY number")
         self.charged: list[Event] = [unpacked(packed, Event) for (packed,) in stored]
-        # `_order` guards what is in memory, `_disk` the file; whoever needs both takes `_disk` first
+        # `_order` guards what is in memory, `_disk` the file; code that needs both locks takes `_disk` first
         self._order, self._disk = threading.RLock(), threading.RLock()
         self._waiting: dict[int, ReleaseRow] = {}
         self._per_record = self.plan.per_record  # looked up once: every release is compared with it

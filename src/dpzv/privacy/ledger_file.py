@@ -110,7 +110,7 @@ def create(path: Path, meta: dict[str, str | bytes], *, durable: bool) -> Owned:
     """Make a new file that holds `meta`, all of it or none, and own it until it is closed."""
     with Owned(path, durable=durable, new=True) as owned:
         owned.connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA};")
-        owned.connection.executemany("INSERT INTO meta VALUES (?, ?)", (meta | _home(path)).items())
+        owned.connection.executemany("INSERT INTO meta VALUES (?, ?)", (meta | _place_of(path)).items())
         owned.connection.execute("COMMIT")
         return owned
 
@@ -124,14 +124,14 @@ def reopen(path: Path, *, durable: bool) -> Owned:
     _refuse_missing(path)
     with Owned(path, durable=durable, new=False) as owned:
         _refuse_damaged(owned.connection)
-        home = _home(path)
+        place = _place_of(path)
         known = dict(owned.connection.execute("SELECT key, value FROM meta WHERE key IN ('path', 'inode')"))
-        if all(known[key] != value for key, value in home.items()):
+        if all(known[key] != value for key, value in place.items()):
             raise PrivacyRefused(
                 f"the ledger {path} is a copy of {known['path']}; two copies would each spend the whole budget, so "
                 "resume the original where it lies, or start a new run that names this one as its parent."
             )
-        owned.connection.executemany("UPDATE meta SET value = ? WHERE key = ?", [(v, k) for k, v in home.items()])
+        owned.connection.executemany("UPDATE meta SET value = ? WHERE key = ?", [(v, k) for k, v in place.items()])
         return owned
 
 
@@ -174,8 +174,8 @@ def snapshot(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
                 return found
 
 
-def _home(path: Path) -> dict[str, str]:
-    """Where the file lies, and which file it is."""
+def _place_of(path: Path) -> dict[str, str]:
+    """Where the file is, and which file it is."""
     return {"path": str(path.resolve()), "inode": str(path.stat().st_ino)}
 
 

@@ -31,7 +31,7 @@ Totals = NDArray[np.int64] | NDArray[np.float64]
 
 
 class SeededNoise:
-    """Reproducible noise, for simulation and tests only: whoever knows the seed can subtract it.
+    """Reproducible noise, for simulation and tests only: anybody who knows the seed can subtract it.
 
     The noise of a release depends on (seed, t, m) alone, so a repeated or resumed round draws the same values.
     """

@@ -1,8 +1,7 @@
 """The privacy plan: what was asked for, and the noise and the caps that make it true (`planning.py` makes one).
 
-The plan is a claim, not an odometer. It fixes, before the first release, a list of events: a cap on every record's sum
-of squared costs, the private starts, a number of head steps. Epsilon of that list is the claim, and the ledger keeps
-below it.
+A plan fixes, before the first release, a list of events: a cap on every record's sum of squared costs, the private
+starts, a number of head steps. The epsilon of that list is the claim, and the ledger keeps below it.
 """
 
 from __future__ import annotations

@@ -104,10 +104,10 @@ def _as_published(plan: PrivacyPlan) -> PrivacyPlan:
 
 
 def _uplink(asked: PlanRequest) -> PrivacyPlan:
-    """Noise on the rivals' embeddings: by the published rule, or (exact) for every upload of a record that there is.
+    """Noise on the rivals' embeddings, by the published rule or (exact) for every upload of a record.
 
-    The exact figure is what hides one record's embeddings from whoever reads the uplink. Against devices neither is
-    worth anything: labels come back without noise.
+    The exact figure is what hides one record's embeddings from a reader of the uplink. Neither protects anything
+    against devices, since labels come back without noise.
     """
     mu, s = mu_of(asked.epsilon, asked.delta_dp), clip_factor("replace-one")
     if asked.accounting == "paper":
@@ -123,7 +123,7 @@ def _uplink(asked: PlanRequest) -> PrivacyPlan:
 
 
 def _exact(asked: PlanRequest) -> PrivacyPlan:
-    """Public batches, Gaussian parts adding up in squares, what remains for the head; see `PlanRequest`."""
+    """Batches are public and Gaussian parts add up in squares; the head gets what remains (see `PlanRequest`)."""
     before = replace(accountant.compose(*(parent.cost for parent in asked.parents)), lattice=0.0)
     for share in accountant.LATTICE_SHARES:
         delta_dp = asked.delta_dp * (1 - share)

@@ -171,14 +171,14 @@ def spent(paths: Sequence[Path]) -> wording.Statement:
     views = [read_ledger(path) for path in paths]
     if not views:
         raise ConfigError("expected at least one run folder, got none; name the runs to add up.")
-    _refuse_strangers(views)
+    _refuse_other_records(views)
     return statement(*map(_run, views))
 
 
 def parents_of(paths: Sequence[Path]) -> tuple[ParentRun, ...]:
     """The runs at `paths` and their own parents, each once, for the `parents` of a new plan's request."""
     views = [read_ledger(path) for path in paths]
-    _refuse_strangers(views)
+    _refuse_other_records(views)
     found: dict[str, ParentRun] = {}
     for view in views:
         if math.isinf(view.plan.claimed_epsilon) or view.plan.accounting == "paper":
@@ -198,7 +198,7 @@ def parents_of(paths: Sequence[Path]) -> tuple[ParentRun, ...]:
     return tuple(found[name] for name in sorted(found))
 
 
-def _refuse_strangers(views: Sequence[LedgerView]) -> None:
+def _refuse_other_records(views: Sequence[LedgerView]) -> None:
     if len({view.data_fingerprint for view in views}) > 1:
         raise PrivacyRefused(
             "runs add up over the same records only, got "

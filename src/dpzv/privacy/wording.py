@@ -142,47 +142,32 @@ def _finite(value: Any) -> Any:
 
 def artefacts_of(plans: Sequence[PrivacyPlan], *, guarantee: bool) -> tuple[Artefact, ...]:
     """The table of artefacts of runs under `plans`; without a guarantee nothing may leave."""
-    private_head = all(head_rule_facts(plan.head_rule).covered for plan in plans)
     # without releases a private start is not charged, since it stays at its device
     looked = any(
         start.reads or start.given or (start.private and not plan.spends)
         for plan in plans
         for start in map(start_facts, plan.starts)
     )
-    backpropagated = any(method_facts(plan.method).backpropagates and plan.spends for plan in plans)
+    w_m = w_0 = ""  # why the weights may not leave
+    if any(method_facts(plan.method).backpropagates and plan.spends for plan in plans):
+        w_m = "backpropagation put its raw features into it"
+    elif looked:
+        w_m = "its start saw features without noise that is accounted for (or was given)"
+    if not all(head_rule_facts(plan.head_rule).covered for plan in plans):
+        w_0 = "moves by un-noised labels"
     rows = (
         ("Deltas", "server, devices", True, "released through the ledger; the claim is about them"),
-        (
-            "w_m",
-            "device m",
-            not looked and not backpropagated,
-            "backpropagation put its raw features into it"
-            if backpropagated
-            else "its start saw features without noise that is accounted for (or was given)"
-            if looked
-            else "follows from its start and the Deltas, which the claim covers",
-        ),
-        (
-            "w_0",
-            "server",
-            private_head,
-            "moves by private quantities only; the claim counts them as released"
-            if private_head
-            else "moves by un-noised labels",
-        ),
+        ("w_m", "device m", not w_m, w_m or "follows from its start and the Deltas, which the claim covers"),
+        ("w_0", "server", not w_0, w_0 or "moves by private quantities only; the claim counts them as released"),
         ("final head (refit)", "server", False, "fitted to all labels without noise after the last Delta"),
         ("predictions", "server", False, "what they reveal of records and labels is not covered"),
         ("logs and metrics", "server", False, "computed from labels without noise"),
         ("ledger", "server", False, "holds hashes of the devices' uploads beside the Deltas"),
         ("checkpoint", "server", False, "holds the table of embeddings"),
     )
+    nothing = "this run makes no guarantee"
     return tuple(
-        Artefact(
-            name=name,
-            holder=holder,
-            may_leave=may and guarantee,
-            why=why if guarantee or not may else "this run makes no guarantee",
-        )
+        Artefact(name=name, holder=holder, may_leave=may and guarantee, why=why if guarantee or not may else nothing)
         for name, holder, may, why in rows
     )
 
