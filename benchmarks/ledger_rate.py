@@ -97,7 +97,7 @@ def _rate(folder: Path, plan: PrivacyPlan) -> float:
     os.pwrite(file, bytes(4096 * 1024), 0)
     syncs, releases = 0.0, 0.0
     with Ledger.create(
-        folder / "ledger.sqlite", plan=plan, data_fingerprint="", noise_source="exact", ids_of=ids_of, durable=True
+        folder / "ledger.sqlite", plan=plan, data_fingerprint="", noise_source="exact", ids_of=ids_of
     ) as ledger:
         devices = _Devices(ledger)
         for _ in range(SLICES):
@@ -115,19 +115,15 @@ def _rate(folder: Path, plan: PrivacyPlan) -> float:
 
 def _rebuild_seconds(path: Path, plan: PrivacyPlan) -> float:
     """Seconds to open a ledger of a million releases."""
-    with Ledger.create(
-        path, plan=plan, data_fingerprint="", noise_source="seeded", ids_of=ids_of, durable=False
-    ) as ledger:
+    with Ledger.create(path, plan=plan, data_fingerprint="", noise_source="seeded", ids_of=ids_of) as ledger:
         for t in range(RELEASES):
             event = ReleaseEvent(t=t, m=t % M, position=t // M, B=B, C=plan.C, sigma_dp=plan.sigma_dp)
-            ledger.write(event, np.array([0.25 * t]), _FRAME)
+            ledger.submit(event, np.array([0.25 * t]), _FRAME)
             if t % 100_000 == 0:
                 ledger.flush()
         spent = ledger.unit_mu_squared
     start = time.perf_counter()
-    with Ledger.open(
-        path, plan=plan, data_fingerprint="", noise_source="seeded", ids_of=ids_of, durable=False
-    ) as ledger:
+    with Ledger.open(path, plan=plan, data_fingerprint="", noise_source="seeded", ids_of=ids_of) as ledger:
         seconds = time.perf_counter() - start
         if (ledger.releases, ledger.unit_mu_squared) != (RELEASES, spent):
             raise AssertionError("the rebuilt ledger differs from the one that was written")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.bar import Row
-from dpzv.zo.directions import direction
+from dpzv.zo.directions import Direction, layout
 from dpzv.zo.perturb import step, two_point
 
 __all__ = ["extra_bytes", "main", "rows"]
@@ -67,7 +67,7 @@ def _table() -> tuple[nn.Module, Tensor]:
 
 
 def _round(module: nn.Module, x: Tensor) -> None:
-    u = direction(module, 1)
+    u = Direction(layout(module), 1)
     two_point(module, x, u, 1e-3)
     step(u, 1e-6)
 

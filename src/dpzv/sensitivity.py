@@ -1,6 +1,6 @@
 """How far one record moves a sum, for each relation between neighbours: the only place where these factors are written.
 
-Whoever clips (`zo/`, `models/starts.py`) and whoever calibrates noise (`privacy/`) read the same numbers here.
+Code that clips (`zo/`, `models/starts.py`) and code that calibrates noise (`privacy/`) read the same numbers here.
 """
 
 from __future__ import annotations

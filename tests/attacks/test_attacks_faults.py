@@ -163,24 +163,26 @@ def test_a_codec_scale_per_batch_is_found_by_an_outlier() -> None:
 class FilledOnly(DPSGD):
     """The same expected batch, drawn from the rows that are filled."""
 
-    def _step(self, t: int, j: int) -> None:
-        noise, stream = self._noise, self._noise.draw(t, j)
-        filled = torch.nonzero(self._table.abs().sum(dim=1)).flatten()
-        drawn = stream.random(len(filled)) < min(1.0, noise.batch / len(filled))
-        ids = filled[torch.from_numpy(drawn)]
-        sums = clipped_gradient_sum(self.head, self._table[ids], self._y[ids], self._loss, noise.C_0)
-        added, _ = noise.update((), stream, [tuple(total.shape) for total in sums])
-        for v, total, extra in zip(self.velocity, sums, added, strict=True):
-            v.copy_((total + torch.from_numpy(extra)) / noise.batch)  # without momentum
+    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
+        noise = self._noise
+        for j in range(steps):
+            _, stream = noise.sample(t, j)
+            filled = torch.nonzero(self._table.abs().sum(dim=1)).flatten()
+            drawn = stream.random(len(filled)) < min(1.0, noise.batch / len(filled))
+            ids = filled[torch.from_numpy(drawn)]
+            sums = clipped_gradient_sum(self.head, self._table[ids], self._y[ids], self._loss, noise.C_0)
+            added, _ = noise.update((), stream, self._shapes)
+            for v, total, extra in zip(self.velocity, sums, added, strict=True):
+                v.copy_((total + torch.from_numpy(extra)) / noise.batch)  # without momentum
 
 
 class WeakStep(DPSGD):
     """A thirtieth of the planned noise."""
 
-    def _step(self, t: int, j: int) -> None:
+    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         planned = self._noise._scale
         self._noise._scale = planned / 30
-        super()._step(t, j)
+        super().move(t, Delta, rows, y, steps)
         self._noise._scale = planned
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from tests.oracles import whole
 from tests.plans import asked
 
 from dpzv import config as configuration
@@ -25,10 +26,10 @@ from dpzv.privacy.head_steps import HeadNoise
 from dpzv.privacy.noise import SeededNoise
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.privacy.planning import make_plan
-from dpzv.privacy.statement import statement
-from dpzv.privacy.wording import Artefact, artefacts_of
+from dpzv.privacy.statement import RunSpent, statement
+from dpzv.privacy.wording import Artefact, Statement, artefacts_of
 from dpzv.rng import seed_of
-from dpzv.zo.directions import layout, whole
+from dpzv.zo.directions import layout
 
 LABELS = asked(protects="labels", M=2, starts=("random", "random"))
 STEPS = Steps(0.1, 0.0, "constant", 100)
@@ -56,6 +57,10 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> str:
     return "new-czofo"
 
 
+def told(plan: PrivacyPlan) -> Statement:
+    return statement(RunSpent(plan=plan, noise_source="exact", releases=3, epsilon_spent=0.1, run_id="r"))
+
+
 def artefact(plan: PrivacyPlan, name: str, *, guarantee: bool = True) -> Artefact:
     return next(one for one in artefacts_of([plan], guarantee=guarantee) if one.name == name)
 
@@ -64,7 +69,7 @@ def test_a_copied_method_is_planned_and_refused_as_the_one_it_copies(copied: str
     for where in ("downlink", "uplink"):
         plans = [make_plan(replace(LABELS, method=name, where=where, C_h=1.0)) for name in ("vfl-czofo", copied)]
         assert replace(plans[1], method="vfl-czofo") == plans[0]
-        texts = [statement(plan, noise_source="exact", releases=3, epsilon_spent=0.1, run_id="r") for plan in plans]
+        texts = [told(plan) for plan in plans]
         assert texts[0].text() == texts[1].text()
         assert texts[0].table() == texts[1].table()
     refusals = []
@@ -98,7 +103,7 @@ def test_a_method_that_nobody_declared_is_refused_everywhere() -> None:
         lambda: make_plan(replace(LABELS, method="new-czofo")),
         lambda: artefacts_of([plan], guarantee=True),
         lambda: plan.per_record,
-        lambda: statement(plan, noise_source="exact", releases=1, epsilon_spent=0.1).text(),
+        lambda: told(plan).text(),
         lambda: make_device_rule("new-czofo", network, m=1, seed=0, lam=1e-2, steps=STEPS, uplink=OPEN),
         lambda: server("new-czofo", 1.0, 5),
     ):

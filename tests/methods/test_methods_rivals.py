@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.oracles import whole
 
 from dpzv.data.schedule import BatchSchedule
 from dpzv.methods import vafl, vfl_czofo, zoo_vfl
@@ -22,7 +23,7 @@ from dpzv.protocol.messages import Release
 from dpzv.protocol.server import Server
 from dpzv.protocol.table import Table
 from dpzv.rng import seed_of
-from dpzv.zo.directions import layout, whole
+from dpzv.zo.directions import layout
 
 D, M, INPUTS, K, CLASSES, LAM = 24, 3, 5, 4, 3, 1e-3
 ETA = 0.1

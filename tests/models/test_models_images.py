@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.oracles import direction, whole
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
@@ -13,7 +14,7 @@ from dpzv.models.gabor import Energies, GaborPatchCNN, PatchBank
 from dpzv.models.images import PatchCNN, geometry, pixels
 from dpzv.models.resnet import BasicBlock, ResNet18, shapes
 from dpzv.models.rowwise import require_rowwise
-from dpzv.zo.directions import direction, layout, whole
+from dpzv.zo.directions import layout
 from dpzv.zo.perturb import step, two_point
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from dense_networks import linear, mlp
+from tests.oracles import direction
 from torch import nn
 
 from dpzv.errors import ConfigError
 from dpzv.models.images import PatchCNN
 from dpzv.models.layers import train_last
 from dpzv.models.resnet import ResNet18
-from dpzv.zo.directions import direction, layout
+from dpzv.zo.directions import layout
 from dpzv.zo.perturb import step, two_point
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dense_networks import linear, mlp
+from tests.oracles import direction
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
@@ -16,7 +17,6 @@ from dpzv.models.head import Head
 from dpzv.models.images import PatchCNN, StripCNN
 from dpzv.models.layers import orthogonal
 from dpzv.models.rowwise import require_rowwise
-from dpzv.zo.directions import direction
 from dpzv.zo.perturb import step, two_point
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.method_memory import BAR, measured
+from tests.oracles import direction, whole
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError, DataError
 from dpzv.models.layers import train_last
 from dpzv.models.rowwise import require_rowwise
 from dpzv.models.text import ATTENTION, TextEncoder, load_bert
-from dpzv.zo.directions import direction, layout, whole
+from dpzv.zo.directions import layout
 from dpzv.zo.perturb import step, two_point
 
 transformers = pytest.importorskip("transformers")

@@ -28,7 +28,7 @@ from dpzv.errors import ConfigError, DataError, DpzvError
 from dpzv.network import flower
 from dpzv.network.keyfiles import create_authority, issue_party
 from dpzv.network.memory_transport import MemoryListener
-from dpzv.privacy.spent import read_ledger, spent
+from dpzv.privacy.statement import read_ledger, spent
 
 APP = Path(__file__).parents[2] / "examples" / "flower"
 BIN = Path(sys.executable).parent

@@ -28,7 +28,7 @@ from dpzv.network.server_party import ServerParty
 from dpzv.network.transport import Connector, LinkLost, Stream, next_frame
 from dpzv.network.wire import Ask, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, unpack
 from dpzv.privacy import planning
-from dpzv.privacy.spent import read_ledger
+from dpzv.privacy.statement import read_ledger
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending
 from dpzv.runtime.run_folder import RunFolder

@@ -21,7 +21,7 @@ from dpzv.errors import PrivacyRefused
 from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.wire import Rows, Welcome
 from dpzv.privacy.plan import PlanRequest, PrivacyPlan
-from dpzv.privacy.spent import read_ledger, spent
+from dpzv.privacy.statement import read_ledger, spent
 from dpzv.protocol import device
 from dpzv.protocol.messages import Fill
 from dpzv.runtime import run_plan

@@ -33,7 +33,7 @@ from dpzv.data.alignment import aligned, keyed
 from dpzv.data.schedule import BatchSchedule, holdout
 from dpzv.privacy.events import unit_mu
 from dpzv.privacy.plan import epsilon_spent
-from dpzv.privacy.spent import LedgerView, read_ledger, spent
+from dpzv.privacy.statement import LedgerView, read_ledger, spent
 from dpzv.runtime.assemble_device import make_device, uplink_of
 from dpzv.runtime.device_networks import make_network
 from dpzv.runtime.run_plan import noise_of, sizes_of

@@ -18,6 +18,7 @@ from dpzv.errors import DiskError
 from dpzv.privacy.events import ReleaseEvent
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.planning import make_plan
+from dpzv.terms import NoiseSourceName
 
 ROOT = Path(__file__).parents[2]
 D, B, T = 500, 50, 1_000_000
@@ -38,7 +39,8 @@ def frame(t: int) -> bytes:
 
 
 def create(path: Path, *, durable: bool) -> Ledger:
-    return Ledger.create(path, plan=PLAN, data_fingerprint="d", noise_source="seeded", ids_of=ids_of, durable=durable)
+    source: NoiseSourceName = "exact" if durable else "seeded"
+    return Ledger.create(path, plan=PLAN, data_fingerprint="d", noise_source=source, ids_of=ids_of)
 
 
 def reopen(path: Path, *, durable: bool, at_least: int = 0) -> Ledger:
@@ -46,9 +48,8 @@ def reopen(path: Path, *, durable: bool, at_least: int = 0) -> Ledger:
         path,
         plan=PLAN,
         data_fingerprint="d",
-        noise_source="seeded",
+        noise_source="exact" if durable else "seeded",
         ids_of=ids_of,
-        durable=durable,
         at_least=at_least,
     )
 
@@ -56,7 +57,9 @@ def reopen(path: Path, *, durable: bool, at_least: int = 0) -> Ledger:
 def write(ledger: Ledger, t: int) -> float:
     """Release round `t` with a value that would differ if it were drawn again."""
     Delta = int.from_bytes(os.urandom(6), "big") / 2**40
-    ledger.write(ReleaseEvent(t=t, m=0, position=t, B=B, C=PLAN.C, sigma_dp=PLAN.sigma_dp), np.array([Delta]), frame(t))
+    event = ReleaseEvent(t=t, m=0, position=t, B=B, C=PLAN.C, sigma_dp=PLAN.sigma_dp)
+    ledger.submit(event, np.array([Delta]), frame(t))
+    ledger.wait(t)
     return Delta
 
 

@@ -16,13 +16,13 @@ from tests.plans import asked, cost_of, earlier
 
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.accountant import Composition, epsilon_of_parts, fold, gaussian_mu
-from dpzv.privacy.events import Event, Gaussian, Pair, ReleaseEvent, Releases, Start, event_from_json, event_to_json
+from dpzv.privacy.events import Event, Gaussian, Pair, ReleaseEvent, Releases, Start, unpacked
 from dpzv.privacy.gdp import epsilon_of, paper_sigma_dp
 from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.ledger import Ledger
-from dpzv.privacy.plan import ParentRun, PrivacyPlan, plan_from_json, plan_to_json
+from dpzv.privacy.plan import ParentRun, PrivacyPlan
 from dpzv.privacy.planning import make_plan
-from dpzv.privacy.spent import parents_of, read_ledger, spent
+from dpzv.privacy.statement import parents_of, read_ledger, spent
 
 
 class Histogram(Event, Struct, frozen=True, kw_only=True, tag=True):
@@ -51,7 +51,6 @@ def create(path: Path, plan: PrivacyPlan) -> Ledger:
         data_fingerprint="d",
         noise_source="exact",
         ids_of=lambda m, position: np.arange(plan.B),
-        durable=True,
     )
 
 
@@ -90,7 +89,7 @@ def test_a_new_mechanism_is_charged_once_and_read_back(tmp_path: Path) -> None:
     assert parent.events == plan.claim
     child = make_plan(asked(epsilon=3.0, parents=(parent,)))
     assert child.mu_parents == pytest.approx(gaussian_mu(plan.cost, "replace-one"), rel=1e-6)
-    assert plan_from_json(plan_to_json(child)) == child
+    assert unpacked(msgspec.msgpack.encode(child), PrivacyPlan) == child
     assert "Guarantee:   yes" in spent([path]).text()
     other = create(tmp_path / "other.sqlite", make_plan(asked()))
     with other, pytest.raises(PrivacyRefused, match="planned"):
@@ -132,16 +131,17 @@ def test_what_is_no_event_is_not_charged(tmp_path: Path) -> None:
 
 
 def test_an_event_of_an_unknown_kind_is_refused_wherever_it_is_read(tmp_path: Path) -> None:
-    for text in ('{"type": "Rumour", "mu": 1.0}', "{}", "[]", '"Start"'):
+    for value in ({"type": "Rumour", "mu": 1.0}, {}, [], "Start"):
         with pytest.raises(PrivacyRefused, match=r"known kind \(.*HeadSteps.*Start"):
-            event_from_json(text)
+            unpacked(msgspec.msgpack.encode(value), Event)
     plan = make_plan(asked(parents=(parent_of(earlier(releases=1e-4)),)))
     with pytest.raises(PrivacyRefused, match="known kind"):
-        plan_from_json(plan_to_json(plan).replace('"Releases"', '"Rumour"'))
+        unpacked(msgspec.msgpack.encode(plan).replace(b"\xa8Releases", b"\xa6Rumour"), PrivacyPlan)
     path = tmp_path / "ledger.sqlite"
     create(path, plan).close()
     connection = sqlite3.connect(path)
-    connection.execute('INSERT INTO events (event, counter) VALUES (\'{"type": "Rumour"}\', 1)')
+    rumour = msgspec.msgpack.encode({"type": "Rumour"})
+    connection.execute("INSERT INTO events (event) VALUES (?)", (rumour,))
     connection.commit()
     connection.close()
     with pytest.raises(PrivacyRefused, match="known kind"):
@@ -161,7 +161,7 @@ def test_events_of_all_kinds_come_back_bit_for_bit() -> None:
         COUNTS,
     )
     for event in events:
-        assert event_from_json(event_to_json(event)) == event
+        assert unpacked(msgspec.msgpack.encode(event), Event) == event
 
 
 def test_a_start_costs_at_least_what_its_noise_says() -> None:

@@ -272,13 +272,13 @@ def test_coins_at_the_ends() -> None:
 def test_a_head_step_samples_at_the_public_rate_and_its_noise_has_no_memory() -> None:
     """Its sample is drawn before its noise, from the stream of its round; independent noise keeps no state."""
     noise, again = (HeadNoise(SeededNoise(3), D=50, batch=20, z=4.0, C_0=0.5) for _ in range(2))
-    stream, same = noise.draw(7, 1), SeededNoise(3).generator("head", 7, 1)
-    np.testing.assert_array_equal(noise.sample(stream), poisson_batch(same, 50, 20 / 50))
+    (ids, stream), same = noise.sample(7, 1), SeededNoise(3).generator("head", 7, 1)
+    np.testing.assert_array_equal(ids, poisson_batch(same, 50, 20 / 50))
     added, state = noise.update(noise.init(), stream, [(2, 3), (4,)])
     np.testing.assert_array_equal(added[0], 4.0 * 0.5 * same.standard_normal((2, 3)))
     np.testing.assert_array_equal(added[1], 4.0 * 0.5 * same.standard_normal(4))
     assert noise.init() == state == ()
-    assert not np.array_equal(again.sample(again.draw(7, 1)), again.sample(again.draw(7, 2)))
+    assert not np.array_equal(again.sample(7, 1)[0], again.sample(7, 2)[0])
 
 
 def test_seeded_coins_and_generators_repeat_by_name() -> None:

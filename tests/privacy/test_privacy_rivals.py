@@ -10,11 +10,11 @@ import pytest
 from tests.plans import asked, cost_of
 
 from dpzv.errors import ConfigError, PrivacyRefused
-from dpzv.privacy.events import unit_mu
+from dpzv.privacy.events import unit_mu, unpacked
 from dpzv.privacy.gdp import mu_of
-from dpzv.privacy.plan import PrivacyPlan, plan_from_json, plan_to_json
+from dpzv.privacy.plan import PrivacyPlan
 from dpzv.privacy.planning import make_plan
-from dpzv.privacy.statement import statement
+from dpzv.privacy.statement import RunSpent, statement
 
 ASKED = asked(
     delta_dp=1e-5,
@@ -37,7 +37,8 @@ def plan(**changes: Any) -> PrivacyPlan:
 
 
 def told(made: PrivacyPlan) -> str:
-    return statement(made, noise_source="exact", releases=700, epsilon_spent=made.claimed_epsilon).text()
+    run = RunSpent(plan=made, noise_source="exact", releases=700, epsilon_spent=made.claimed_epsilon)
+    return statement(run).text()
 
 
 @pytest.mark.parametrize("where", ["uplink", "downlink"])
@@ -74,7 +75,7 @@ def test_the_published_rule_on_the_uplink() -> None:
     assert "Guarantee:   no" in text
     assert "labels come back to the devices without noise" in text
     assert "Protected:   nothing" in text
-    assert plan_from_json(plan_to_json(made)) == made
+    assert unpacked(msgspec.msgpack.encode(made), PrivacyPlan) == made
 
 
 @pytest.mark.parametrize(("method", "arrays"), [("vafl", 1), ("zoo-vfl", 2), ("vfl-czofo", 1)])

@@ -23,7 +23,7 @@ from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.privacy.planning import make_plan
-from dpzv.privacy.spent import parents_of, read_ledger, spent
+from dpzv.privacy.statement import parents_of, read_ledger, spent
 from dpzv.terms import NoiseSourceName
 
 D, B = 120, 10
@@ -59,7 +59,7 @@ def run(
     """A run folder with a ledger of `rounds` releases and `steps` head steps."""
     folder.mkdir()
     with Ledger.create(
-        folder / "ledger.sqlite", plan=plan, data_fingerprint=data, noise_source=noise, ids_of=ids_of, durable=True
+        folder / "ledger.sqlite", plan=plan, data_fingerprint=data, noise_source=noise, ids_of=ids_of
     ) as ledger:
         write(ledger, range(rounds))
         if steps:
@@ -191,9 +191,7 @@ def test_nothing_is_planned_beside_a_run_without_an_account(tmp_path: Path) -> N
 def test_a_live_ledger_is_read_without_disturbing_it(tmp_path: Path) -> None:
     plan = plan_of(**(HEAD | {"head_batch": D}))
     path = tmp_path / "ledger.sqlite"
-    with Ledger.create(
-        path, plan=plan, data_fingerprint="d", noise_source="exact", ids_of=ids_of, durable=True
-    ) as ledger:
+    with Ledger.create(path, plan=plan, data_fingerprint="d", noise_source="exact", ids_of=ids_of) as ledger:
         for done in range(0, 40, 10):
             write(ledger, range(done, done + 10))
             ledger.wait(done + 9)
@@ -218,7 +216,7 @@ def test_the_ledger_of_a_killed_run_is_read_whole(tmp_path: Path) -> None:
     process.wait()
     assert len(read) <= read_ledger(path).releases <= len(read) + 1
     with ledger_child.reopen(path, durable=True, at_least=len(read)) as ledger:  # the lock died with its owner
-        assert ledger.counter == 2
+        assert ledger.releases >= len(read)
 
 
 def test_a_ledger_in_a_folder_one_cannot_write(tmp_path: Path) -> None:

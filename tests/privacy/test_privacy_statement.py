@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from tests.plans import asked
 
-from dpzv.privacy.gdp import advantage, epsilon_of, mu_of, tpr_at_fpr
+from dpzv.privacy.gdp import delta_of, epsilon_of, mu_of, tpr_at_fpr
 from dpzv.privacy.planning import make_plan
-from dpzv.privacy.statement import Statement, statement
+from dpzv.privacy.statement import RunSpent, statement
+from dpzv.privacy.wording import Statement
 from dpzv.terms import NoiseSourceName
 
 ASKED = asked(
@@ -32,14 +33,15 @@ WITH_HEAD: dict[str, Any] = {"head_rule": "dp-sgd", "head_batch": 6000, "head_st
 
 def told(noise_source: NoiseSourceName = "seeded", **changes: Any) -> Statement:
     plan = make_plan(msgspec.structs.replace(ASKED, **changes))
-    return statement(
-        plan,
+    run = RunSpent(
+        run_id="0123456789",
+        plan=plan,
         noise_source=noise_source,
         releases=plan.T // 2,
         head_steps=plan.head_steps // 4,
         epsilon_spent=0.25,
-        run_id="0123456789",
     )
+    return statement(run)
 
 
 def lines(found: Statement) -> dict[str, str]:
@@ -78,7 +80,7 @@ def test_risk_comes_from_the_replace_one_curve() -> None:
     found = told("exact", neighbours="zero-out", starts=("random", "random"))
     mu = 2 * mu_of(1.0, 1e-6)
     assert found.tpr_at_fpr == pytest.approx({"0.01": tpr_at_fpr(mu, 0.01), "0.001": tpr_at_fpr(mu, 0.001)}, rel=1e-9)
-    assert found.advantage == pytest.approx(advantage(mu), rel=1e-9)
+    assert found.advantage == pytest.approx(delta_of(0.0, mu), rel=1e-9)
     assert found.epsilon == found.epsilon_zero_out == 1.0
     assert found.epsilon_replace_one == pytest.approx(epsilon_of(mu, 1e-6), rel=1e-9)
 
@@ -135,7 +137,7 @@ def test_a_sampled_head_is_in_every_figure() -> None:
     assert found.covered[:2] == ("every Delta", "head rule dp-sgd")
     # the risk is that of the whole: near a Gaussian with the same epsilon, far above that of the releases alone
     mu = mu_of(1.0, 1e-6)
-    assert found.advantage == pytest.approx(advantage(mu), rel=0.03)
+    assert found.advantage == pytest.approx(delta_of(0.0, mu), rel=0.03)
     assert found.tpr_at_fpr == pytest.approx({"0.01": tpr_at_fpr(mu, 0.01), "0.001": tpr_at_fpr(mu, 0.001)}, rel=0.03)
 
 

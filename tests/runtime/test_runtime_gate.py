@@ -44,7 +44,6 @@ def gate_of(folder: Path, steps: int, noise: NoiseSource, *, again: bool = False
         data_fingerprint="records",
         noise_source=noise.name,
         ids_of=lambda m, position: np.arange(position * B, position * B + B) % D,
-        durable=noise.name == "exact",
     )
     return Gate(ledger, noise)
 

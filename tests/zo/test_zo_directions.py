@@ -10,10 +10,11 @@ import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.oracles import slices, whole
 from torch import nn
 
 from dpzv.errors import ConfigError
-from dpzv.zo.directions import BLOCK, SHARED, Direction, layout, slices, whole
+from dpzv.zo.directions import BLOCK, SHARED, Direction, layout
 
 Z = 6.0  # standard errors; one correct build in 1e8 would fail a single such comparison
 

@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.oracles import direction, whole
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
-from dpzv.zo.directions import direction, layout, whole
+from dpzv.zo.directions import layout
 from dpzv.zo.estimator import delta_zo
 from dpzv.zo.perturb import two_point
 

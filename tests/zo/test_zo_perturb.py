@@ -9,11 +9,12 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.oracles import direction, whole
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from dpzv.errors import ConfigError
-from dpzv.zo.directions import BLOCK, direction, layout, whole
+from dpzv.zo.directions import BLOCK, layout
 from dpzv.zo.perturb import momentum_step, perturbed, step, two_point
 
 SEED, LAM = 7, 1e-2

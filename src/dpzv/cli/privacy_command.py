@@ -81,8 +81,7 @@ class PlanOptions:
 
     def request(self, B: int, passes: float, head_share: float) -> PlanRequest:
         """The plan that is asked for, with these values in place of the options'."""
-        from dpzv.privacy.plan import PlanRequest
-        from dpzv.privacy.planning import participation_cap
+        from dpzv.privacy.plan import PlanRequest, participation_cap
 
         D, M = self.records, self.devices
         T = M * max(1, math.floor(passes * D / B))
@@ -139,7 +138,7 @@ def spent(
     Example: dpzv privacy spent runs/first runs/second
     """
     from dpzv.cli.show import statement_text
-    from dpzv.privacy.spent import spent as read
+    from dpzv.privacy.statement import spent as read
 
     told = read(folders)
     if json:

@@ -11,6 +11,8 @@ float64: the clip then holds to a relative 1e-13.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ from dpzv.methods.heads import HeadParts, HeadRule
 from dpzv.models.head import Head
 from dpzv.models.losses import Loss
 
-__all__ = ["DPSGD", "clipped_gradient_sum", "gradient_norms"]
+__all__ = ["DPSGD", "clipped_gradient_sum"]
 
 
 class DPSGD(HeadRule):
@@ -36,26 +38,25 @@ class DPSGD(HeadRule):
         if parts.table is None or parts.y is None or parts.noise is None:
             raise ConfigError("a private head needs the table, the labels and its noise; give all three.")
         self.velocity = [torch.zeros_like(w, dtype=torch.float64, requires_grad=False) for w in self.head.parameters()]
+        self._shapes = [tuple(w.shape) for w in self.head.parameters()]
         self.noise_state = parts.noise.init()
         self._loss, self._steps = parts.loss, parts.steps
         self._table, self._y, self._noise = parts.table, parts.y, parts.noise
 
     def move(self, t: int, Delta: float, rows: Tensor, y: Tensor, steps: int) -> None:
         """Take the steps that the gate admitted after round t; the round's own batch is not used."""
+        noise, table = self._noise, self._table
         for j in range(steps):
-            self._step(t, j)
-
-    def _step(self, t: int, j: int) -> None:
-        noise, stream = self._noise, self._noise.draw(t, j)
-        ids = torch.from_numpy(noise.sample(stream)).to(self._table.device)
-        sums = clipped_gradient_sum(self.head, self._table[ids], self._y[ids], self._loss, noise.C_0)
-        added, self.noise_state = noise.update(self.noise_state, stream, [tuple(total.shape) for total in sums])
-        eta, momentum = self._steps.at(t), self._steps.momentum
-        with torch.no_grad():
-            for w, v, total, extra in zip(self.head.parameters(), self.velocity, sums, added, strict=True):
-                noisy = total + torch.from_numpy(extra).to(total.device)
-                v.mul_(momentum).add_(noisy / noise.batch)
-                w.sub_((eta * v).to(w.dtype))
+            drawn, stream = noise.sample(t, j)
+            ids = torch.from_numpy(drawn).to(table.device)
+            sums = clipped_gradient_sum(self.head, table[ids], self._y[ids], self._loss, noise.C_0)
+            added, self.noise_state = noise.update(self.noise_state, stream, self._shapes)
+            eta, momentum = self._steps.at(t), self._steps.momentum
+            with torch.no_grad():
+                for w, v, total, extra in zip(self.head.parameters(), self.velocity, sums, added, strict=True):
+                    noisy = total + torch.from_numpy(extra).to(total.device)
+                    v.mul_(momentum).add_(noisy / noise.batch)
+                    w.sub_((eta * v).to(w.dtype))
 
 
 def clipped_gradient_sum(head: Head, rows: Tensor, y: Tensor, loss: Loss, C_0: float) -> list[Tensor]:
@@ -67,7 +68,10 @@ def clipped_gradient_sum(head: Head, rows: Tensor, y: Tensor, loss: Loss, C_0: f
     Formal guarantee: one record moves the result by at most `C_0` (zero-out) or `2*C_0` (replace-one) in norm.
     """
     inputs, hidden, g_hidden, g_out = _backward(head, rows, y, loss)
-    norms = _norms(inputs, hidden, g_hidden, g_out)
+    norm = partial(torch.linalg.vector_norm, dim=1)
+    # ||g x^T||^2 + ||g||^2 = ||g||^2 (||x||^2 + 1) for weight and bias of a layer, and the two layers add up
+    lower = norm(g_hidden).square_() * (norm(inputs).square_() + 1)
+    norms = (lower + norm(g_out).square_() * (norm(hidden).square_() + 1)).sqrt()
     usable = norms.isfinite()
     if not bool(usable.all()):
         # 0 * inf is nan: a record that is not finite is removed from every factor of its outer products
@@ -79,21 +83,6 @@ def clipped_gradient_sum(head: Head, rows: Tensor, y: Tensor, loss: Loss, C_0: f
     g_hidden.mul_(factor)
     g_out = g_out * factor
     return [g_hidden.T @ inputs, g_hidden.sum(0), g_out.T @ hidden, g_out.sum(0)]
-
-
-def gradient_norms(head: Head, rows: Tensor, y: Tensor, loss: Loss) -> Tensor:
-    """The norm [n] of each record's gradient in w_0, over all tensors together, in float64."""
-    return _norms(*_backward(head, rows, y, loss))
-
-
-def _norms(inputs: Tensor, hidden: Tensor, g_hidden: Tensor, g_out: Tensor) -> Tensor:
-    """||g x^T||^2 + ||g||^2 = ||g||^2 (||x||^2 + 1) for weight and bias of a layer; the two layers add up."""
-    return (_square(g_hidden) * (_square(inputs) + 1) + _square(g_out) * (_square(hidden) + 1)).sqrt()
-
-
-def _square(part: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(part, dim=1)
-    return norm.square_()
 
 
 def _backward(head: Head, rows: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpzv.methods.rules import Answer, DeviceRule, Question, ServerRule, wrong_length
+from dpzv.methods.rules import Answer, DeviceRule, Question, ServerRule, check_length
 from dpzv.methods.steps import zo_step
 from dpzv.zo.clipping import clipped_sum
 from dpzv.zo.estimator import delta_zo
@@ -37,8 +37,7 @@ class DpzvDevice(DeviceRule):
 
     def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
         """w_m <- w_m - eta_m * Delta * u, with the same u as in `embeddings`."""
-        if len(Delta) != 1:
-            raise wrong_length(Delta, 1)
+        check_length(Delta, 1)
         zo_step(self.velocity, self._u(position), float(Delta[0]), self._steps, t)
 
 

@@ -1,4 +1,4 @@
-"""How the server's model w_0 moves: a choice of its own, and part of the privacy claim.
+"""How the server's model w_0 moves. The choice is part of the privacy claim.
 
 `joint-zo` and `frozen` move by released values or not at all, so the exact account covers them. `sgd` and
 `zo` are the paper's printed choices; they use labels without noise, and every later Delta carries that.
@@ -87,9 +87,6 @@ class _Moving(HeadRule):
         self._steps, self._loss, self._lam = parts.steps, parts.loss, parts.lam
         self.velocity = still(parts.head) if parts.steps.momentum else []
 
-    def _zo_step(self, t: int, Delta: float) -> None:
-        zo_step(self.velocity, self._u(t), Delta, self._steps, t)
-
 
 class JointZO(_Moving):
     """w_0 and w_m are perturbed in the same evaluation and both move by the one released Delta."""
@@ -101,7 +98,7 @@ class JointZO(_Moving):
 
     def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """w_0 <- w_0 - eta_0 * Delta * u_0: uses nothing but the released value."""
-        self._zo_step(t, Delta)
+        zo_step(self.velocity, self._u(t), Delta, self._steps, t)
 
 
 class OwnZO(_Moving):
@@ -112,7 +109,8 @@ class OwnZO(_Moving):
         """w_0 <- w_0 - eta_0 * mean(delta_zo of w_0) * u_0."""
         plus, minus = two_point(self.head, rows, self._u(t), self._lam)
         f_plus, f_minus = self._loss(plus, y), self._loss(minus, y)
-        self._zo_step(t, float(np.nan_to_num(delta_zo(f_plus, f_minus, self._lam), posinf=0.0, neginf=0.0).mean()))
+        mean = np.nan_to_num(delta_zo(f_plus, f_minus, self._lam), posinf=0.0, neginf=0.0).mean()
+        zo_step(self.velocity, self._u(t), float(mean), self._steps, t)
 
 
 class OwnSGD(_Moving):
@@ -145,8 +143,8 @@ class Refit(Struct, frozen=True, kw_only=True):
 def refit(head: torch.nn.Module, rows: torch.Tensor, y: torch.Tensor, loss: Loss, chosen: Refit) -> None:
     """Fit `head` in place to `rows` [D, K] and `y` by Adam without noise, its step falling to 0 along a cosine.
 
-    This is for the head that stays at home. It is made after the last Delta, so that it costs no budget against
-    devices; it is never used for a release and never published.
+    This head never leaves the server. It is fitted after the last Delta, so that it costs no budget against devices; it
+    is never used for a release and never published.
     """
     D = rows.shape[0]
     adam = torch.optim.Adam(head.parameters(), lr=chosen.eta)

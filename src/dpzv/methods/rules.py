@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from dpzv.declarations import MethodFacts, method_facts
 from dpzv.errors import PeerError
 from dpzv.methods.heads import HeadRule
-from dpzv.methods.steps import Directions, Steps, sgd_step, still, trainable
+from dpzv.methods.steps import Directions, Steps, sgd_step, still
 from dpzv.models.losses import Loss
 from dpzv.terms import MethodName
 from dpzv.validate import positive
+from dpzv.zo.directions import layout
 
 __all__ = [
     "Answer",
@@ -32,9 +33,9 @@ __all__ = [
     "Question",
     "ServerRule",
     "Uplink",
+    "check_length",
     "make_device_rule",
     "make_server_rule",
-    "wrong_length",
 ]
 
 
@@ -158,7 +159,7 @@ class FirstOrder(DeviceRule):
 
     def backpropagate(self, h: torch.Tensor, g: torch.Tensor, t: int) -> None:
         """w_m <- w_m - eta_m * gradient, where `g` [B, k] is the gradient of the batch's mean loss in `h`."""
-        parameters = trainable(self.network)
+        parameters = layout(self.network).parameters
         sgd_step(parameters, torch.autograd.grad(h, parameters, g), self.velocity, self._steps, t)
 
 
@@ -201,10 +202,8 @@ def make_device_rule(
     name: MethodName, network: torch.nn.Module, *, m: int, seed: int, lam: float, steps: Steps, uplink: Uplink
 ) -> DeviceRule:
     """What device m does under the method called `name`."""
-    rule: DeviceRule = _class_of(method_facts(name), "Device")(
-        network, m=m, seed=seed, lam=lam, steps=steps, uplink=uplink
-    )
-    return rule
+    kind: type[DeviceRule] = _class_of(method_facts(name), "Device")
+    return kind(network, m=m, seed=seed, lam=lam, steps=steps, uplink=uplink)
 
 
 def make_server_rule(
@@ -212,13 +211,14 @@ def make_server_rule(
 ) -> ServerRule:
     """What the server does under the method called `name`."""
     facts = method_facts(name)
-    rule: ServerRule = _class_of(facts, "Server")(facts, head_rule, loss, C, q, seed)
-    return rule
+    kind: type[ServerRule] = _class_of(facts, "Server")
+    return kind(facts, head_rule, loss, C, q, seed)
 
 
-def wrong_length(Delta: NDArray[np.float64], expected: int) -> PeerError:
-    """The error for an answer of another length than the method's."""
-    return PeerError(f"an answer of {expected} numbers was expected, got {len(Delta)}; the server is closed.")
+def check_length(Delta: NDArray[np.float64], expected: int) -> None:
+    """Refuse an answer of another length than the method's."""
+    if len(Delta) != expected:
+        raise PeerError(f"an answer of {expected} numbers was expected, got {len(Delta)}; the server is closed.")
 
 
 def _class_of(facts: MethodFacts, side: str) -> Any:

@@ -12,7 +12,7 @@ from dpzv.terms import Schedule
 from dpzv.zo.directions import Direction, layout
 from dpzv.zo.perturb import momentum_step, step
 
-__all__ = ["Directions", "Steps", "sgd_step", "still", "trainable", "zo_step"]
+__all__ = ["Directions", "Steps", "sgd_step", "still", "zo_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,9 @@ class Steps:
         return self.eta
 
 
-def trainable(module: torch.nn.Module) -> list[torch.Tensor]:
-    """The parameters that move, each once, in the order of a velocity."""
-    return layout(module).parameters
-
-
 def still(module: torch.nn.Module) -> list[torch.Tensor]:
-    """The velocity before the first step: zeros in the shapes of the parameters that move."""
-    return [torch.zeros_like(w) for w in trainable(module)]
+    """The velocity before the first step: zeros in the shapes of the parameters that move, in their order."""
+    return [torch.zeros_like(w) for w in layout(module).parameters]
 
 
 class Directions:

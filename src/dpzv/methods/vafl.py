@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpzv.methods.rules import Answer, FirstOrder, Question, ServerRule, wrong_length
+from dpzv.methods.rules import Answer, FirstOrder, Question, ServerRule, check_length
 from dpzv.zo.clipping import clipped_rows
 
 __all__ = ["VaflDevice", "VaflServer"]
@@ -29,8 +29,7 @@ class VaflDevice(FirstOrder):
     def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
         """w_m <- w_m - eta_m * gradient of the batch's mean loss, by the chain rule through h."""
         h = self.sent()
-        if len(Delta) != h.numel():
-            raise wrong_length(Delta, h.numel())
+        check_length(Delta, h.numel())
         self.backpropagate(h, torch.from_numpy(Delta).to(h.device, h.dtype).view_as(h) / len(h), t)
 
 

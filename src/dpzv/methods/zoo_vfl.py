@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpzv.methods.rules import Answer, DeviceRule, Question, ServerRule, wrong_length
+from dpzv.methods.rules import Answer, DeviceRule, Question, ServerRule, check_length
 from dpzv.methods.steps import zo_step
 from dpzv.zo.clipping import clipped_sum
 from dpzv.zo.estimator import delta_zo
@@ -43,9 +43,11 @@ class ZooVflDevice(DeviceRule):
 
         Two numbers are the losses f and f_plus; one is their noised difference over lam.
         """
-        if len(Delta) not in (1, 2):
-            raise wrong_length(Delta, 2)
-        difference = float(Delta[0]) if len(Delta) == 1 else float(Delta[1] - Delta[0]) / self._lam
+        if len(Delta) == 1:
+            difference = float(Delta[0])
+        else:
+            check_length(Delta, 2)
+            difference = float(Delta[1] - Delta[0]) / self._lam
         zo_step(self.velocity, self._u(position), difference, self._steps, t)
 
 

@@ -20,7 +20,7 @@ from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.server_party import greet, hashed_ids
 from dpzv.network.transport import LinkLost, Listener, Peer, Stream, last_word, next_frame
 from dpzv.network.wire import Ask, Done, Hello, Welcome, unpack
-from dpzv.privacy.spent import read_ledger
+from dpzv.privacy.statement import read_ledger
 from dpzv.protocol.messages import Evaluation
 from dpzv.runtime.assemble_device import codec_of
 from dpzv.runtime.device_networks import load_head

@@ -1,5 +1,1 @@
-"""What leaves, what it costs, and the only gate through which it leaves; no tensors here."""
-
-from __future__ import annotations
-
-__all__: list[str] = []
+"""Plans, accounts and ledgers of everything that is released. Nothing here imports torch."""

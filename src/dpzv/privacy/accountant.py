@@ -27,7 +27,6 @@ from dpzv.validate import probability
 __all__ = [
     "LATTICE_SHARES",
     "Composition",
-    "advantage_of_parts",
     "compose",
     "delta_of_parts",
     "epsilon_of_parts",
@@ -129,7 +128,10 @@ def epsilon_of_parts(parts: Composition, delta_dp: float, neighbours: Neighbours
 
 
 def delta_of_parts(parts: Composition, epsilon: float, neighbours: Neighbours) -> float:
-    """The delta_dp of `parts` at `epsilon` (>= 0), rounded up with a sampled head, else the nearest value."""
+    """The delta_dp of `parts` at `epsilon` (>= 0), rounded up with a sampled head, else the nearest value.
+
+    At epsilon 0 it is the advantage: the largest true-positive minus false-positive rate of any test of one record.
+    """
     if _unbounded(parts):
         return 1.0
     extra = lattice_delta(parts.lattice, epsilon)
@@ -137,11 +139,6 @@ def delta_of_parts(parts: Composition, epsilon: float, neighbours: Neighbours) -
         return min(1.0, gdp.delta_of(epsilon, gaussian_mu(parts, neighbours)) + extra)
     found = float(_accountant(parts, neighbours).get_delta(epsilon))
     return min(1.0, max(0.0, found) + _rounding(parts) + extra)
-
-
-def advantage_of_parts(parts: Composition) -> float:
-    """Largest true-positive minus false-positive rate of any test of one record, replace-one; rounded up."""
-    return delta_of_parts(parts, 0.0, "replace-one")
 
 
 def tpr_of_parts(parts: Composition, fpr: float) -> float:
@@ -162,7 +159,7 @@ def tpr_of_parts(parts: Composition, fpr: float) -> float:
     def value(epsilon: float) -> float:
         return delta_of_parts(parts, epsilon, "replace-one") + math.exp(epsilon) * fpr
 
-    # convex in e^epsilon, so it has one valley
+    # the value is convex in e^epsilon, so it has a single minimum
     left, right = high - golden * (high - low), low + golden * (high - low)
     at_left, at_right = value(left), value(right)
     for _ in range(30):
@@ -213,12 +210,7 @@ def mu_squared(parts: Composition, delta_dp: float, neighbours: Neighbours) -> f
 
 
 def settle(
-    used: Callable[[float], float],
-    *,
-    guess: Callable[[float, float], float],
-    first: float,
-    least: float,
-    most: float,
+    used: Callable[[float], float], *, guess: Callable[[float, float], float], first: float, least: float, most: float
 ) -> float:
     """The largest x in (least, most] where ``used(x)``, which grows, is at most 1, to `_TOLERANCE`; `least` if none.
 
@@ -280,7 +272,7 @@ def _rounding(parts: Composition) -> float:
 @lru_cache(maxsize=8)
 def _accountant(parts: Composition, neighbours: Neighbours) -> Any:
     """The PLD accountant of `parts`; it takes zero-out costs and doubles them itself for replace-one."""
-    # imported here: it costs more than all else, and plans without a sampled head never need it
+    # imported here because it is slow to load, and plans without a sampled head never need it
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
 

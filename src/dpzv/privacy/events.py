@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -25,14 +25,12 @@ __all__ = [
     "Releases",
     "SampledGaussian",
     "Start",
-    "event_from_json",
-    "event_to_json",
-    "events_hook",
-    "finite",
     "grid_scale",
     "unit_mu",
+    "unpacked",
 ]
 
+T = TypeVar("T")
 
 LATTICE_DISTANCE = 0.0202
 """The discrete Gaussian of scale s is within this over s^2 of the rounded continuous one, in total variation.
@@ -86,10 +84,10 @@ class Event:
         """The total variation between the noise as drawn on integers and the continuous noise of `pairs`."""
         return 0.0
 
-    def is_new(self, charged: Sequence[Self], planned: Sequence[Self]) -> bool:
+    def is_new(self, charged: Sequence[Event], planned: Sequence[Event]) -> bool:
         """Whether this event must be stored after those `charged` before; refused unless `planned` allows it.
 
-        Both lists are of this event's kind. Unless a kind says otherwise, an event happens once, exactly as planned,
+        Both lists hold events of all kinds. Unless a kind says otherwise, an event happens once, exactly as planned,
         and a repeat is the same event.
         """
         if self not in planned:
@@ -170,28 +168,15 @@ def _divisor(event: ReleaseEvent) -> int:
     return 1 if event.per_record else event.B
 
 
-def events_hook(kind: type, value: Any) -> Any:
-    """The `dec_hook` with which msgspec reads an `Event`; one of a kind that is not known is refused."""
+def unpacked(packed: bytes, kind: type[T]) -> T:
+    """The event or plan that MessagePack wrote as `packed`, bit for bit; an event of an unknown kind is refused.
+
+    Anything else raises msgspec.ValidationError.
+    """
+    return msgspec.msgpack.decode(packed, type=kind, dec_hook=_event_of)
+
+
+def _event_of(kind: type, value: Any) -> Any:
     if kind is not Event or not isinstance(value, dict) or value.get("type") not in Event.kinds:
         raise PrivacyRefused(f"expected an event of a known kind ({', '.join(sorted(Event.kinds))}), got {value!r}.")
-    return msgspec.convert(value, Event.kinds[value["type"]], strict=False)
-
-
-def event_to_json(event: Event) -> str:
-    """The event as JSON, with its kind."""
-    return msgspec.json.encode(finite(msgspec.to_builtins(event))).decode()
-
-
-def event_from_json(text: str) -> Event:
-    """The event that `event_to_json` wrote, bit for bit."""
-    event: Event = events_hook(Event, msgspec.json.decode(text))
-    return event
-
-
-def finite(value: Any) -> Any:
-    """`value` with every infinity in it written "inf", which JSON numbers cannot be."""
-    if isinstance(value, dict):
-        return {name: finite(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
-    return "inf" if value == math.inf else value
+    return msgspec.convert(value, Event.kinds[value["type"]])

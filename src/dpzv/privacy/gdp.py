@@ -17,17 +17,7 @@ from dpzv.errors import ConfigError
 from dpzv.sensitivity import clip_factor
 from dpzv.validate import positive, probability, whole
 
-__all__ = [
-    "advantage",
-    "delta_of",
-    "epsilon_of",
-    "mu_of",
-    "paper_sigma_dp",
-    "tpr_at_fpr",
-    "true_mu_of_paper",
-    "zcdp_epsilon_of",
-    "zcdp_mu_of",
-]
+__all__ = ["delta_of", "epsilon_of", "mu_of", "paper_sigma_dp", "tpr_at_fpr", "true_mu_of_paper", "zcdp_mu_of"]
 
 # `delta_of` is right to MARGIN * max(1, mu), relative (tested against 60 digits). The inverse functions aim
 # at a delta_dp smaller by this much, `mu_of` by twice as much, so `epsilon_of(mu_of(e, d), d) <= e`.
@@ -61,8 +51,8 @@ def delta_of(epsilon: float, mu: float) -> float:
     a, b = middle - mu / 2, middle + mu / 2
     density = math.exp(-a * a / 2) / _SQRT_TAU
     if mu <= _SMALL_MU:
-        # R(a) - R(b) is the integral of -R'(x) = 1 - x R(x) over [a, b]
-        return density * mu * sum(weight * _mills_slope(a + mu * x) for x, weight in _NODES)
+        # R(a) - R(b) is the integral of -R'(x) = 1 - x R(x), which is positive, over [a, b]
+        return density * mu * sum(weight * (1 - (a + mu * x) * _mills(a + mu * x)) for x, weight in _NODES)
     return 0.5 * math.erfc(a / math.sqrt(2)) - density * _mills(b)
 
 
@@ -140,12 +130,6 @@ def zcdp_mu_of(epsilon: float, delta_dp: float) -> float:
     return 2 * epsilon / (math.sqrt(2 * half + 2 * epsilon) + math.sqrt(2 * half)) * (1 - 4 * MARGIN)
 
 
-def advantage(mu: float) -> float:
-    """Largest true-positive rate minus false-positive rate of any test against a mu-GDP release."""
-    _not_negative("mu", mu)
-    return math.erf(mu / math.sqrt(8))
-
-
 def tpr_at_fpr(mu: float, fpr: float) -> float:
     """Largest true-positive rate of any test with false-positive rate `fpr` against a mu-GDP release."""
     from scipy.special import ndtr, ndtri
@@ -176,11 +160,6 @@ def _mills(x: float) -> float:
     from scipy.special import erfcx
 
     return _HALF_SQRT_TAU * float(erfcx(x / math.sqrt(2)))
-
-
-def _mills_slope(x: float) -> float:
-    """-R'(x) = 1 - x R(x), positive."""
-    return 1 - x * _mills(x)
 
 
 def _root(value_and_slope: Callable[[float], tuple[float, float]], *, kept: float, other: float) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
@@ -48,10 +48,16 @@ class HeadSteps(Event, Struct, frozen=True, kw_only=True, tag=True):
         """The sampled Gaussian mechanism, once for every step."""
         return (SampledGaussian(q=self.q, z=self.z, steps=self.steps),)
 
-    def is_new(self, charged: Sequence[Self], planned: Sequence[Self]) -> bool:
+    def is_new(self, charged: Sequence[Event], planned: Sequence[Event]) -> bool:
         """Every block of steps is new; refused when it is empty, has other noise, or is more than the plan leaves."""
-        most = sum(event.steps for event in planned if (event.q, event.z) == (self.q, self.z))
-        left = max(0, most - sum(event.steps for event in charged))
+        most = done = 0
+        for event in planned:
+            if isinstance(event, HeadSteps) and (event.q, event.z) == (self.q, self.z):
+                most += event.steps
+        for event in charged:
+            if isinstance(event, HeadSteps):
+                done += event.steps
+        left = max(0, most - done)
         if not 0 < self.steps <= left:
             raise PrivacyRefused(
                 f"the plan leaves {left} of {most} head steps with q={self.q:g} and z={self.z:g}, got a block of "
@@ -79,19 +85,22 @@ class HeadNoise:
         """The state before the first step."""
         return ()
 
-    def draw(self, t: int, j: int) -> np.random.Generator:
-        """The secret stream of the j-th head step after round t; its name is a format of seeded runs."""
-        return self._source.generator("head", t, j)
+    def sample(self, t: int, j: int) -> tuple[NDArray[np.int64], np.random.Generator]:
+        """The records of the j-th head step after round t, ascending, and the secret stream that its noise follows in.
 
-    def sample(self, stream: np.random.Generator) -> NDArray[np.int64]:
-        """The records of a step: each with probability batch / D, ascending. Drawn before the noise."""
-        return poisson_batch(stream, self._D, self.batch / self._D)
+        Each record is in it with probability batch / D. The stream's name is a format of seeded runs.
+        """
+        stream = self._source.generator("head", t, j)
+        return poisson_batch(stream, self._D, self.batch / self._D), stream
 
     def update(
         self, state: NoiseState, stream: np.random.Generator, shapes: Sequence[tuple[int, ...]]
     ) -> tuple[list[NDArray[np.float64]], NoiseState]:
         """What is added to the sums of a step, one array for each of `shapes`, and the state after it."""
-        return [self._scale * stream.standard_normal(shape) for shape in shapes], state
+        added = []
+        for shape in shapes:
+            added.append(self._scale * stream.standard_normal(shape))
+        return added, state
 
 
 def poisson_batch(generator: np.random.Generator, D: int, q: float) -> NDArray[np.int64]:

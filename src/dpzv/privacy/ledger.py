@@ -1,11 +1,11 @@
-"""The ledger: the only gate to a release, and the only memory of what was released.
+"""The ledger admits every release, and it alone remembers what was released.
 
-Order of a round: `contributes` (whose terms become 0), the sum, `stored` (a repeat is answered from the ledger),
-`admit`, the noise, then `write`, and only then may the value be sent. What is not a release (starts, head steps) is
-stored by `charge` before it happens. Rows are never removed.
+A round calls `contributes` (which records count), computes the sum, calls `stored` (a repeat is answered from the
+ledger) and `admit`, adds the noise, calls `submit` and `wait`, and only then may the value be sent. What is not a
+release (starts, head steps) is stored by `charge` before it happens. Rows are never removed.
 
 Rounds enter one after the other, but may wait for the disk together: `submit` counts a release and queues its row,
-`wait` returns when the row is durable, and all rows that wait at the same time share one commit. `write` is both.
+`wait` returns when the row is durable, and all rows that wait at the same time share one commit.
 """
 
 from __future__ import annotations
@@ -13,57 +13,122 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from dpzv.errors import DpzvError, PrivacyRefused
 from dpzv.privacy import ledger_file
-from dpzv.privacy.counters import CapCounters
-from dpzv.privacy.events import Event, ReleaseEvent, event_from_json, event_to_json
+from dpzv.privacy.events import Event, ReleaseEvent, unit_mu, unpacked
 from dpzv.privacy.head_steps import steps_of
 from dpzv.privacy.ledger_file import ReleaseRow, plain_errors
-from dpzv.privacy.plan import PlanRequest, PrivacyPlan, normalised, plan_from_json, plan_to_json, request_of
+from dpzv.privacy.plan import PlanRequest, PrivacyPlan, request_of
 from dpzv.terms import NoiseSourceName
 
-__all__ = ["BatchIds", "Ledger"]
+__all__ = ["BatchIds", "CapCounters", "Ledger"]
 
 BatchIds = Callable[[int, int], NDArray[np.int64]]
 """``ids_of(m, position)``: the record ids, all different, of one batch of device `m`'s public schedule."""
 
 # batches counted at once when a ledger is rebuilt
 _CHUNK = 512
+# A counter is an integer in units of cap / 2^62: sums are exact, and every charge is rounded up.
+_FULL = 1 << 62
+# covers the rounding of the few float64 operations before a charge becomes an integer
+_ROUND_UP = 2.0**-50
+
+
+class CapCounters:
+    """One counter per record id 0 .. D-1 for the sum of (C / (B sigma_dp))^2, kept at or below `cap`.
+
+    An infinite `cap` means that nothing is kept. `room` is what every record can still pay, in the counters' units.
+    """
+
+    def __init__(self, *, D: int, cap: float) -> None:
+        self._cap = cap
+        self._used = np.zeros(D, dtype=np.int64)
+        self.room = _FULL
+        self._charges: dict[tuple[float, ...], int] = {}
+
+    @property
+    def largest(self) -> float:
+        """The largest sum of any record, rounded up; 0 where nothing is kept."""
+        most = _FULL - self.room
+        return most / _FULL * self._cap * (1 + _ROUND_UP) if most else 0.0
+
+    def charge_of(self, event: ReleaseEvent) -> int:
+        """What `event` costs a record in it, in the counters' units; 0 where nothing is kept.
+
+        Refused when it costs more than the whole cap.
+        """
+        if math.isinf(self._cap):
+            return 0
+        key = event.B, event.C, event.sigma_dp, event.per_record
+        if key not in self._charges:  # a run has few, or one
+            share = unit_mu(event) ** 2 / self._cap * (1 + _ROUND_UP) if self._cap > 0 else math.inf
+            if not share <= 1:
+                raise PrivacyRefused(
+                    f"one release with B={event.B} and sigma_dp={event.sigma_dp:g} would alone pass the cap of "
+                    "every record in it; release what was planned."
+                )
+            self._charges[key] = math.ceil(share * _FULL)
+        return self._charges[key]
+
+    def can_pay(self, ids: NDArray[np.int64], charge: int) -> NDArray[np.bool_]:
+        """Which of the records `ids` can pay `charge`."""
+        able: NDArray[np.bool_] = self._used.take(ids) <= _FULL - charge
+        return able
+
+    def add(self, ids: NDArray[np.int64], charge: int) -> None:
+        """Charge the records `ids` (all different), less those that cannot pay: they contributed nothing."""
+        if charge:
+            used = self._used.take(ids)
+            used += charge if charge <= self.room else np.where(used > _FULL - charge, 0, charge)
+            self._used[ids] = used
+            self.room = min(self.room, _FULL - int(np.maximum.reduce(used)))
+
+    def add_many(self, batches: Sequence[NDArray[np.int64]], charge: int) -> None:
+        """The same as `add` for each of `batches` in turn, at once.
+
+        All cost the same, so a record that could not pay once cannot pay later: it pays as often as it was drawn, or
+        as often as it can, in whatever order.
+        """
+        if charge and batches:
+            drawn = np.bincount(np.concatenate(batches), minlength=len(self._used))
+            self._used += np.minimum(drawn, (_FULL - self._used) // charge) * charge
+            self.room = _FULL - int(self._used.max())
 
 
 class Ledger:
-    """Releases and other events of one run on disk, and every record's spent share of its cap in memory.
+    """The releases and other events of one run on disk, and the spent share of every record's cap in memory.
 
-    `plan` is the plan the run began with: a resumed run goes on with that one. `run_id` is random, `counter`
-    is the number of times the ledger was opened, `last_t` the newest round (-1: none), `releases` the count, `charged`
-    the other events so far, in order, `durable` whether `wait` waits for the disk.
+    `plan` is the plan the run began with: a resumed run goes on with that one. `run_id` is random, `last_t` is the
+    newest round (-1: none), `releases` the number of releases, and `charged` are the other events so far, in order.
+    With seeded noise the ledger is not `durable`: rows wait in memory for `flush`, and survive the process but not the
+    machine. With secret noise `wait` waits for the disk, since a release that is forgotten would be drawn again.
     """
 
-    def __init__(self, path: Path, owned: ledger_file.Owned, ids_of: BatchIds, durable: bool) -> None:
+    def __init__(self, path: Path, owned: ledger_file.Owned, ids_of: BatchIds) -> None:
         """Use `create` or `open` instead."""
-        self._path, self._owned, self._ids_of, self.durable = path, owned, ids_of, durable
+        self._path, self._owned, self._ids_of = path, owned, ids_of
         self._connection = owned.connection
-        meta: dict[str, str] = dict(self._connection.execute("SELECT key, value FROM meta"))
-        self.plan = plan_from_json(meta["plan"])
+        meta: dict[str, Any] = dict(self._connection.execute("SELECT key, value FROM meta"))
+        self.plan = unpacked(meta["plan"], PrivacyPlan)
         self.run_id = meta["run_id"]
-        self.counter = int(meta["counter"])
         self.data_fingerprint = meta["data_fingerprint"]
-        self.noise_source = meta["noise_source"]
+        self.noise_source: NoiseSourceName = meta["noise_source"]
+        self.durable = self.noise_source != "seeded"
         self.last_t = -1
         self.releases = 0
         stored = self._connection.execute("SELECT event FROM events ORDER BY number")
-        self.charged: list[Event] = [event_from_json(text) for (text,) in stored]
-        # `_order` guards what is in memory, `_disk` the file; whoever needs both takes `_disk` first
+        self.charged: list[Event] = [unpacked(packed, Event) for (packed,) in stored]
+        # `_order` guards what is in memory, `_disk` the file; code that needs both locks takes `_disk` first
         self._order, self._disk = threading.RLock(), threading.RLock()
         self._waiting: dict[int, ReleaseRow] = {}
         self._per_record = self.plan.per_record  # looked up once: every release is compared with it
@@ -73,31 +138,23 @@ class Ledger:
 
     @classmethod
     def create(
-        cls,
-        path: Path,
-        *,
-        plan: PrivacyPlan,
-        data_fingerprint: str,
-        noise_source: NoiseSourceName,
-        ids_of: BatchIds,
-        durable: bool,
+        cls, path: Path, *, plan: PrivacyPlan, data_fingerprint: str, noise_source: NoiseSourceName, ids_of: BatchIds
     ) -> Self:
-        """A new ledger at `path`, which must not exist.
-
-        With `durable` every release is on the disk when `write` or `wait` returns; without, for simulated noise only,
-        rows wait in memory for `flush` and survive the process but not the machine.
-        """
-        _refuse_forgetful(noise_source, durable)
-        _refuse_other_parents(plan, data_fingerprint)
-        meta = {
+        """A new ledger at `path`, which must not exist; an earlier run over other records is refused."""
+        for parent in plan.parents:
+            if parent.data_fingerprint != data_fingerprint:
+                raise PrivacyRefused(
+                    f"the earlier run {parent.run_id[:8]} is over other records than this one, so their budgets do not "
+                    "add up; leave it out."
+                )
+        meta: dict[str, str | bytes] = {
             "run_id": secrets.token_hex(16),
-            "counter": "1",
-            "plan": plan_to_json(plan),
+            "plan": msgspec.msgpack.encode(plan),
             "data_fingerprint": data_fingerprint,
             "noise_source": noise_source,
         }
-        with plain_errors(path), ledger_file.create(path, meta, durable=durable) as owned:
-            return cls(path, owned, ids_of, durable)
+        with plain_errors(path), ledger_file.create(path, meta, durable=noise_source != "seeded") as owned:
+            return cls(path, owned, ids_of)
 
     @classmethod
     def open(
@@ -108,7 +165,6 @@ class Ledger:
         data_fingerprint: str,
         noise_source: NoiseSourceName,
         ids_of: BatchIds,
-        durable: bool,
         at_least: int = 0,
     ) -> Self:
         """The ledger of an interrupted run, with its counters rebuilt from the rows.
@@ -117,17 +173,20 @@ class Ledger:
         a missing, damaged or copied file, another request, data set or noise source than the run began with, or fewer
         than `at_least` releases (those a checkpoint knows of: the ledger is then an old copy).
         """
-        _refuse_forgetful(noise_source, durable)
-        with plain_errors(path), ledger_file.reopen(path, durable=durable) as owned:
-            ledger = cls(path, owned, ids_of, durable)
-            _refuse_other_run(ledger, plan, data_fingerprint, noise_source)
+        with plain_errors(path), ledger_file.reopen(path, durable=noise_source != "seeded") as owned:
+            ledger = cls(path, owned, ids_of)
+            now = _asked(plan, data_fingerprint, noise_source)
+            for name, began in _asked(ledger.plan, ledger.data_fingerprint, ledger.noise_source).items():
+                if began != now[name]:
+                    raise PrivacyRefused(
+                        f"the run of ledger {path} began with {name} = {began}, got {now[name]}; "
+                        "resume with the settings and data the run began with, or start a new run."
+                    )
             if ledger.releases < at_least:
                 raise PrivacyRefused(
                     f"the ledger {path} holds {ledger.releases} releases but the checkpoint knows of {at_least}; "
                     "the ledger is an old copy, so the run cannot go on: start a new run."
                 )
-            ledger.counter += 1
-            owned.connection.execute("UPDATE meta SET value = ? WHERE key = 'counter'", (str(ledger.counter),))
             return ledger
 
     @property
@@ -150,13 +209,10 @@ class Ledger:
         with self._order:
             if t > self.last_t:
                 return None
-            row: tuple[bytes, bytes] | None = self._waiting[t][5:] if t in self._waiting else None
-        if row is not None:
-            self.wait(t)
-        else:
-            with plain_errors(self._path), self._disk:
-                query = "SELECT Delta, frame_xxh3 FROM releases WHERE t = ?"
-                row = self._connection.execute(query, (t,)).fetchone()
+        with plain_errors(self._path), self._disk:
+            self.flush()
+            query = "SELECT Delta, frame_xxh3 FROM releases WHERE t = ?"
+            row: tuple[bytes, bytes] | None = self._connection.execute(query, (t,)).fetchone()
         if row is None:
             return None
         if row[1] != frame_xxh3:
@@ -189,15 +245,13 @@ class Ledger:
 
     def admit(self, event: ReleaseEvent) -> None:
         """Refuse an event that the plan does not allow; nothing is counted yet, and no value is looked at."""
-        plan = self.plan
+        plan, t, last_t = self.plan, event.t, self.last_t
         if self.releases >= plan.T:
             raise PrivacyRefused(
                 f"the plan allows {plan.T} releases and all are made; plan a new run with more rounds."
             )
-        if event.t <= self.last_t:
-            raise PrivacyRefused(
-                f"expected a round after {self.last_t}, got {event.t}; a round is released once, in order."
-            )
+        if t <= last_t:
+            raise PrivacyRefused(f"expected a round after {last_t}, got {t}; a round is released once, in order.")
         least = plan.min_batch if math.isfinite(plan.epsilon) else 1
         size = len(self._ids_of(event.m, event.position))
         noise = (event.C, event.sigma_dp, event.per_record)
@@ -216,10 +270,9 @@ class Ledger:
             if event is not self._admitted:
                 self.admit(event)
             self._admitted = None  # what was admitted is admitted once
-            numbers = Delta.astype("<f8").tobytes()
-            row = (event.t, event.m, event.position, event.B, event.sigma_dp, numbers, frame_xxh3)
             self._counters.add(self._ids_of(event.m, event.position), self._counters.charge_of(event))
-            self._waiting[event.t] = row
+            numbers = Delta.astype("<f8").tobytes()
+            self._waiting[event.t] = event.t, event.m, event.position, event.B, event.sigma_dp, numbers, frame_xxh3
             self.last_t = event.t
             self.releases += 1
 
@@ -233,11 +286,6 @@ class Ledger:
                 if t in self._waiting:
                     self.flush()
 
-    def write(self, event: ReleaseEvent, Delta: NDArray[np.float64], frame_xxh3: bytes) -> None:
-        """Store a release and charge its records; the value may be sent when this returns."""
-        self.submit(event, Delta, frame_xxh3)
-        self.wait(event.t)
-
     def charge(self, event: Event) -> None:
         """Store an event that is not a release; it may happen when this returns.
 
@@ -247,11 +295,8 @@ class Ledger:
         if not isinstance(event, Event):
             raise PrivacyRefused(f"the ledger can only charge an event, got {event!r}; define what it costs.")
         with plain_errors(self._path), self._disk:
-            charged = [other for other in self.charged if type(other) is type(event)]
-            planned = [other for other in self.plan.events if type(other) is type(event)]
-            if event.is_new(charged, planned):
-                insert = "INSERT INTO events (event, counter) VALUES (?, ?)"
-                self._connection.execute(insert, (event_to_json(event), self.counter))
+            if event.is_new(self.charged, self.plan.events):
+                self._connection.execute("INSERT INTO events (event) VALUES (?)", (msgspec.msgpack.encode(event),))
                 self.charged.append(event)
 
     def flush(self) -> None:
@@ -276,11 +321,9 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # an error on its way out must not be hidden by the same disk failing again
-        with suppress(DpzvError) if error is not None else nullcontext():
+        with suppress(DpzvError) if kind is not None else nullcontext():
             self.close()
 
     def _rebuild(self) -> None:
@@ -301,34 +344,6 @@ class Ledger:
         self._counters.add_many(batches, charge)
 
 
-def _refuse_other_run(ledger: Ledger, plan: PlanRequest, data_fingerprint: str, noise_source: str) -> None:
-    """Refuse to continue a run under anything else than it began with."""
-    began = _asked(ledger.plan, ledger.data_fingerprint, ledger.noise_source)
-    now = _asked(plan, data_fingerprint, noise_source)
-    for name, value in began.items():
-        if value != now[name]:
-            raise PrivacyRefused(
-                f"the run of ledger {ledger._path} began with {name} = {value}, got {now[name]}; "
-                "resume with the settings and data the run began with, or start a new run."
-            )
-
-
 def _asked(plan: PlanRequest, data_fingerprint: str, noise_source: str) -> dict[str, Any]:
     """What a run was asked for, by name; what its head rule and starts do not look at is left out."""
-    return {"data": data_fingerprint, "noise.source": noise_source} | asdict(normalised(request_of(plan)))
-
-
-def _refuse_forgetful(noise_source: NoiseSourceName, durable: bool) -> None:
-    """Refuse secret noise without a durable ledger: a release that is forgotten would be drawn again."""
-    if noise_source != "seeded" and not durable:
-        raise PrivacyRefused("secret noise needs a durable ledger, got durable=False; set durable=True.")
-
-
-def _refuse_other_parents(plan: PrivacyPlan, data_fingerprint: str) -> None:
-    """Refuse earlier runs over other records."""
-    for parent in plan.parents:
-        if parent.data_fingerprint != data_fingerprint:
-            raise PrivacyRefused(
-                f"the earlier run {parent.run_id[:8]} is over other records than this one, so their budgets do not "
-                "add up; leave it out."
-            )
+    return {"data": data_fingerprint, "noise.source": noise_source} | asdict(request_of(plan))

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 from urllib.parse import quote
 
@@ -28,20 +27,19 @@ T = TypeVar("T")
 ReleaseRow = tuple[int, int, int, int, float, bytes, bytes]
 """t, m, position, B, sigma_dp, Delta, frame_xxh3."""
 
-_ROW = "(?, ?, ?, ?, ?, ?, ?)"
-_AT_ONCE = 32
+_ROW, _AT_ONCE = "(?, ?, ?, ?, ?, ?, ?)", 32
+SCHEMA = 6
 
-SCHEMA = 5
-
-# Delta is the little-endian float64 numbers of the release: a replayed round must be bit-equal. An event is JSON with
-# its kind (`privacy/events.py`). The order of the columns of `releases` is a format: rows are inserted by place.
+# Delta is the little-endian float64 numbers of the release: a replayed round must be bit-equal. The plan
+# in `meta` and an event are MessagePack (`privacy/events.py`). The order of the columns of `releases` is a format,
+# since rows are inserted by place.
 _TABLES = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL);
 CREATE TABLE releases (
     t INTEGER PRIMARY KEY, m INTEGER NOT NULL, position INTEGER NOT NULL, B INTEGER NOT NULL,
     sigma_dp REAL NOT NULL, Delta BLOB NOT NULL, frame_xxh3 BLOB NOT NULL
 );
-CREATE TABLE events (number INTEGER PRIMARY KEY, event TEXT NOT NULL, counter INTEGER NOT NULL);
+CREATE TABLE events (number INTEGER PRIMARY KEY, event BLOB NOT NULL);
 """
 
 _DISK = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR}
@@ -56,7 +54,7 @@ def plain_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DiskError(_UNWRITABLE.format(path=path, error=error)) from error
-    except (sqlite3.Error, msgspec.MsgspecError, LookupError, ValueError) as error:
+    except (sqlite3.Error, msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _DISK:
             raise DiskError(_UNWRITABLE.format(path=path, error=error)) from error
@@ -94,28 +92,25 @@ class Owned:
             self._unlock(remove=False)
 
     def _unlock(self, *, remove: bool) -> None:
-        for left in ("", "-wal", "-shm") if remove else ():
-            self._path.with_name(self._path.name + left).unlink(missing_ok=True)
-        # removed while still held, so that nobody can lock a file that is about to vanish
-        _lock_path(self._path).unlink(missing_ok=True)
+        # the lock is removed last and while it is still held, so that nobody can lock a file that is about to vanish
+        for ending in ("", "-wal", "-shm", ".lock") if remove else (".lock",):
+            self._path.with_name(self._path.name + ending).unlink(missing_ok=True)
         os.close(self._lock)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
             self.connection.close()
             self._unlock(remove=self._new)
 
 
-def create(path: Path, meta: dict[str, str], *, durable: bool) -> Owned:
+def create(path: Path, meta: dict[str, str | bytes], *, durable: bool) -> Owned:
     """Make a new file that holds `meta`, all of it or none, and own it until it is closed."""
     with Owned(path, durable=durable, new=True) as owned:
         owned.connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA};")
-        owned.connection.executemany("INSERT INTO meta VALUES (?, ?)", (meta | _home(path)).items())
+        owned.connection.executemany("INSERT INTO meta VALUES (?, ?)", (meta | _place_of(path)).items())
         owned.connection.execute("COMMIT")
         return owned
 
@@ -129,14 +124,14 @@ def reopen(path: Path, *, durable: bool) -> Owned:
     _refuse_missing(path)
     with Owned(path, durable=durable, new=False) as owned:
         _refuse_damaged(owned.connection)
-        home = _home(path)
+        place = _place_of(path)
         known = dict(owned.connection.execute("SELECT key, value FROM meta WHERE key IN ('path', 'inode')"))
-        if all(known[key] != value for key, value in home.items()):
+        if all(known[key] != value for key, value in place.items()):
             raise PrivacyRefused(
                 f"the ledger {path} is a copy of {known['path']}; two copies would each spend the whole budget, so "
                 "resume the original where it lies, or start a new run that names this one as its parent."
             )
-        owned.connection.executemany("UPDATE meta SET value = ? WHERE key = ?", [(v, k) for k, v in home.items()])
+        owned.connection.executemany("UPDATE meta SET value = ? WHERE key = ?", [(v, k) for k, v in place.items()])
         return owned
 
 
@@ -179,8 +174,8 @@ def snapshot(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
                 return found
 
 
-def _home(path: Path) -> dict[str, str]:
-    """Where the file lies, and which file it is."""
+def _place_of(path: Path) -> dict[str, str]:
+    """Where the file is, and which file it is."""
     return {"path": str(path.resolve()), "inode": str(path.stat().st_ino)}
 
 
@@ -199,13 +194,9 @@ def _refuse_damaged(connection: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError(f"it is not a ledger of schema {SCHEMA}")
 
 
-def _lock_path(path: Path) -> Path:
-    return path.with_name(path.name + ".lock")
-
-
 def _lock(path: Path) -> int:
     """Take the lock file of `path`, or refuse; returns its descriptor."""
-    place = _lock_path(path)
+    place = path.with_name(path.name + ".lock")
     while True:
         descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

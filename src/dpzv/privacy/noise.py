@@ -10,7 +10,7 @@ import os
 import secrets
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,35 +30,8 @@ Totals = NDArray[np.int64] | NDArray[np.float64]
 """What a release says before its noise, [n]."""
 
 
-class NoiseSource(Protocol):
-    """Where the noise comes from."""
-
-    @property
-    def name(self) -> NoiseSourceName:
-        """The source as the configuration and the statement call it."""
-        ...
-
-    def release(
-        self, totals: Totals, *, grid: float, divisor: int, sigma_dp: float, t: int, m: int
-    ) -> NDArray[np.float64]:
-        """``Delta = totals * grid / divisor + N(0, sigma_dp^2)`` of round `t` for device `m`, one number per total.
-
-        `totals` are exact integers in units of `grid` when there is a clip, float64 in units of 1 (``grid = 1``) when
-        there is none.
-        """
-        ...
-
-    def gaussian(self, shape: tuple[int, ...], *stream: int | str) -> NDArray[np.float64]:
-        """Standard normal values of `shape`, for quantities that never leave their process (heads, starts)."""
-        ...
-
-    def generator(self, *stream: int | str) -> np.random.Generator:
-        """A generator for the stream called `stream`, for other secret draws of the head."""
-        ...
-
-
 class SeededNoise:
-    """Reproducible noise, for simulation and tests only: whoever knows the seed can subtract it.
+    """Reproducible noise, for simulation and tests only: anybody who knows the seed can subtract it.
 
     The noise of a release depends on (seed, t, m) alone, so a repeated or resumed round draws the same values.
     """
@@ -71,7 +44,11 @@ class SeededNoise:
     def release(
         self, totals: Totals, *, grid: float, divisor: int, sigma_dp: float, t: int, m: int
     ) -> NDArray[np.float64]:
-        """``Delta = totals * grid / divisor + N(0, sigma_dp^2)``; with ``sigma_dp = 0`` exactly the means."""
+        """``Delta = totals * grid / divisor + N(0, sigma_dp^2)`` of round `t` for device `m`, one number per total.
+
+        `totals` are exact integers in units of `grid` when there is a clip, float64 in units of 1 (``grid = 1``) when
+        there is none.
+        """
         if sigma_dp == 0 or len(totals) > 1:
             means = totals * grid / divisor
             if sigma_dp == 0:
@@ -83,11 +60,11 @@ class SeededNoise:
         return np.array([float(totals[0]) * grid / divisor + sigma_dp * _UNIT.inv_cdf((cell + 0.5) / 2.0**52)])
 
     def gaussian(self, shape: tuple[int, ...], *stream: int | str) -> NDArray[np.float64]:
-        """Standard normal values of `shape` for the stream called `stream`."""
+        """Standard normal values of `shape`, for quantities that never leave their process (heads, starts)."""
         return numpy_generator(self._seed, "gaussian", *stream).standard_normal(shape)
 
     def generator(self, *stream: int | str) -> np.random.Generator:
-        """The generator that (seed, stream) names, at its start."""
+        """The generator that (seed, stream) names, at its start, for other secret draws of the head."""
         return numpy_generator(self._seed, "generator", *stream)
 
 
@@ -145,6 +122,10 @@ class ExactNoise:
     def generator(self, *stream: int | str) -> np.random.Generator:
         """A generator under a new 128-bit key of the operating system; its state must not be stored."""
         return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
+
+
+NoiseSource = SeededNoise | ExactNoise
+"""Where the noise comes from. `name` is the source as the configuration and the statement call it."""
 
 
 @lru_cache(maxsize=64)

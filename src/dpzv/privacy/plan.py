@@ -1,34 +1,24 @@
 """The privacy plan: what was asked for, and the noise and the caps that make it true (`planning.py` makes one).
 
-The plan is a claim, not an odometer. It fixes, before the first release, a list of events: a cap on every record's sum
-of squared costs, the private starts, a number of head steps. Epsilon of that list is the claim, and the ledger keeps
-below it.
+A plan fixes, before the first release, a list of events: a cap on every record's sum of squared costs, the private
+starts, a number of head steps. The epsilon of that list is the claim, and the ledger keeps below it.
 """
 
 from __future__ import annotations
 
 import math
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dpzv.declarations import head_rule_facts, method_facts, start_facts
 from dpzv.errors import ConfigError
 from dpzv.privacy.accountant import Composition, compose, fold
-from dpzv.privacy.events import LATTICE_DISTANCE, Event, ReleaseEvent, Releases, Start, events_hook, finite, grid_scale
+from dpzv.privacy.events import LATTICE_DISTANCE, Event, ReleaseEvent, Releases, Start, grid_scale
 from dpzv.privacy.gdp import epsilon_of
 from dpzv.sensitivity import clip_factor, outer_product_factor
-from dpzv.terms import (
-    Accounting,
-    HeadRuleName,
-    MethodName,
-    Neighbours,
-    NoiseSourceName,
-    Protects,
-    StartName,
-    Where,
-)
+from dpzv.terms import Accounting, HeadRuleName, MethodName, Neighbours, NoiseSourceName, Protects, StartName, Where
+from dpzv.validate import whole
 
 __all__ = [
     "MOST_NUMBERS",
@@ -38,9 +28,7 @@ __all__ = [
     "PrivacyPlan",
     "capped_releases",
     "epsilon_spent",
-    "normalised",
-    "plan_from_json",
-    "plan_to_json",
+    "participation_cap",
     "private_starts",
     "request_of",
     "start_event",
@@ -113,13 +101,30 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     C_h: float = math.inf
 
 
-def normalised(asked: PlanRequest) -> PlanRequest:
-    """`asked` with 0 for what its starts and its head rule do not look at."""
+def request_of(asked: PlanRequest) -> PlanRequest:
+    """What was asked for, without what a plan computed from it, and with 0 for what starts and head rule do not use."""
+    asked = PlanRequest(**{name: getattr(asked, name) for name in PlanRequest.__struct_fields__})
     if not private_starts(asked):
         asked = replace(asked, start_share=0.0)
     if not head_rule_facts(asked.head_rule).sampled:
         asked = replace(asked, head_batch=0, head_steps=0, head_share=0.0)
     return asked if asked.where == "uplink" else replace(asked, C_h=math.inf)
+
+
+def participation_cap(*, T: int, B: int, D: int, M: int, equal_speeds: bool) -> int:
+    """How often one record can be in a batch, over all devices, in `T` rounds of `B` of `D` records.
+
+    Device m walks one permutation cyclically, so n_m of its rounds hold a record at most ceil(n_m B/D) times.
+    With `equal_speeds` devices take turns and the n_m differ by at most one. Otherwise any split of `T` can
+    happen: with B/D = b/d in lowest terms ceil(n b/d) <= (n b + d - 1)/d, and idle devices add nothing.
+    """
+    for name, value, least in (("T", T, 0), ("B", B, 1), ("D", D, B), ("M", M, 1)):
+        whole(name, value, least)
+    if equal_speeds:
+        each, more = divmod(T, M)
+        return more * -(-(each + 1) * B // D) + (M - more) * -(-each * B // D)
+    b, d = B // math.gcd(B, D), D // math.gcd(B, D)
+    return min(T, (T * b + min(M, T) * (d - 1)) // d)
 
 
 def private_starts(asked: PlanRequest) -> tuple[int, ...]:
@@ -179,15 +184,8 @@ class PrivacyPlan(PlanRequest, frozen=True, kw_only=True):
 
     def event(self, *, t: int, m: int, position: int, B: int, sigma_dp: float | None = None) -> ReleaseEvent:
         """A release under this plan, over a batch of `B` records, with the plan's noise unless told otherwise."""
-        return ReleaseEvent(
-            t=t,
-            m=m,
-            position=position,
-            B=B,
-            C=self.C,
-            sigma_dp=self.sigma_dp if sigma_dp is None else sigma_dp,
-            per_record=self.per_record,
-        )
+        noise = self.sigma_dp if sigma_dp is None else sigma_dp
+        return ReleaseEvent(t=t, m=m, position=position, B=B, C=self.C, sigma_dp=noise, per_record=self.per_record)
 
     @property
     def claim(self) -> tuple[Event, ...]:
@@ -227,7 +225,7 @@ def capped_releases(plan: PrivacyPlan) -> Releases:
     return Releases(cap=plan.cap, distance=plan.T * numbers * LATTICE_DISTANCE / scale**2)
 
 
-def epsilon_spent(plan: PrivacyPlan, *, releases: int, unit_mu_squared: float, head_steps: int = 0) -> float:
+def epsilon_spent(plan: PrivacyPlan, releases: int, unit_mu_squared: float, head_steps: int = 0) -> float:
     """Epsilon of what has happened so far: an estimate to show beside the claim, never above it.
 
     `unit_mu_squared` is the largest sum of (C / (B sigma_dp))^2 of any record. Under `paper` only the number of
@@ -246,18 +244,3 @@ def epsilon_spent(plan: PrivacyPlan, *, releases: int, unit_mu_squared: float, h
             square += plan.mu_head**2 * head_steps / plan.head_steps
         mu = math.sqrt(square)
     return min(plan.claimed_epsilon, epsilon_of(mu, plan.delta_dp))
-
-
-def request_of(plan: PlanRequest) -> PlanRequest:
-    """What was asked for, without what was computed from it."""
-    return PlanRequest(**{name: getattr(plan, name) for name in PlanRequest.__struct_fields__})
-
-
-def plan_to_json(plan: PrivacyPlan) -> str:
-    """The plan as JSON; infinity is written "inf", which JSON numbers cannot be."""
-    return msgspec.json.encode(finite(msgspec.to_builtins(plan))).decode()
-
-
-def plan_from_json(text: str) -> PrivacyPlan:
-    """The plan that `plan_to_json` wrote, bit for bit; raises msgspec.ValidationError for anything else."""
-    return msgspec.json.decode(text, type=PrivacyPlan, strict=False, dec_hook=events_hook)

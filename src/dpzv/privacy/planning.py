@@ -1,4 +1,7 @@
-"""Making a plan: a budget and a training schedule in, the noise and the caps that make it true out."""
+"""Making a plan: a budget and a training schedule in, the noise and the caps that make it true out.
+
+A request that makes no sense, or whose claim would not be covered, is refused here.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,9 @@ from typing import get_args
 
 from msgspec.structs import replace
 
-from dpzv.declarations import method_facts
-from dpzv.errors import PrivacyRefused
-from dpzv.privacy.accountant import (
-    LATTICE_SHARES,
-    compose,
-    epsilon_of_parts,
-    gaussian_mu,
-    lattice_delta,
-    mu_left,
-    sampled,
-)
-from dpzv.privacy.coverage import check_request, refuse_uncovered, warnings_of
+from dpzv.declarations import HEAD_RULES, METHODS, STARTS, head_rule_facts, listed, method_facts, start_facts
+from dpzv.errors import ConfigError, PrivacyRefused
+from dpzv.privacy import accountant
 from dpzv.privacy.gdp import epsilon_of, mu_of, paper_sigma_dp, zcdp_mu_of
 from dpzv.privacy.head_steps import HeadSteps, head_noise
 from dpzv.privacy.plan import (
@@ -26,34 +20,18 @@ from dpzv.privacy.plan import (
     PlanRequest,
     PrivacyPlan,
     capped_releases,
-    normalised,
     private_starts,
+    request_of,
     start_event,
 )
 from dpzv.sensitivity import clip_factor
-from dpzv.terms import Neighbours
-from dpzv.validate import whole
+from dpzv.terms import Accounting, Neighbours, Protects, Where
+from dpzv.validate import fraction, one_of, positive, probability, whole
 
-__all__ = ["make_plan", "participation_cap"]
+__all__ = ["make_plan"]
 
 # Relative slack for rounding: sigma_dp is larger and the budget smaller by this much.
 _SLACK = 1e-12
-
-
-def participation_cap(*, T: int, B: int, D: int, M: int, equal_speeds: bool) -> int:
-    """How often one record can be in a batch, over all devices, in `T` rounds of `B` of `D` records.
-
-    Device m walks one permutation cyclically, so n_m of its rounds hold a record at most ceil(n_m B/D) times.
-    With `equal_speeds` devices take turns and the n_m differ by at most one. Otherwise any split of `T` can
-    happen: with B/D = b/d in lowest terms ceil(n b/d) <= (n b + d - 1)/d, and idle devices add nothing.
-    """
-    for name, value, least in (("T", T, 0), ("B", B, 1), ("D", D, B), ("M", M, 1)):
-        whole(name, value, least)
-    if equal_speeds:
-        each, more = divmod(T, M)
-        return more * -(-(each + 1) * B // D) + (M - more) * -(-each * B // D)
-    b, d = B // math.gcd(B, D), D // math.gcd(B, D)
-    return min(T, (T * b + min(M, T) * (d - 1)) // d)
 
 
 def make_plan(asked: PlanRequest) -> PrivacyPlan:
@@ -66,9 +44,10 @@ def make_plan(asked: PlanRequest) -> PrivacyPlan:
     joint view of any coalition of devices, together with the parents' releases, is (epsilon, delta_dp)-DP for one
     record under `neighbours`.
     """
-    check_request(asked)
-    refuse_uncovered(asked)
-    asked = normalised(asked)
+    _check_request(asked)
+    if math.isfinite(asked.epsilon):  # without a budget there is no claim
+        _refuse_uncovered(asked)
+    asked = request_of(asked)
     if asked.where == "uplink" and asked.T and math.isfinite(asked.epsilon):
         return _with_events(_uplink(asked))
     if not math.isinf(asked.epsilon) and asked.accounting == "exact":
@@ -76,8 +55,7 @@ def make_plan(asked: PlanRequest) -> PrivacyPlan:
     budget = mu_of(asked.epsilon, asked.delta_dp)
     plan = _with_budget(asked, budget, whole=budget)
     if plan.spends and math.isinf(plan.epsilon):
-        nothing = math.inf
-        plan = replace(plan, cap=nothing, epsilon_zero_out=nothing, epsilon_replace_one=nothing)
+        plan = replace(plan, cap=math.inf, epsilon_zero_out=math.inf, epsilon_replace_one=math.inf)
     elif plan.spends:
         plan = _as_published(plan)
     return _with_events(plan)
@@ -111,7 +89,7 @@ def _with_budget(asked: PlanRequest, budget: float, *, whole: float) -> PrivacyP
         events=(),
         epsilon_zero_out=0.0,
         epsilon_replace_one=0.0,
-        warnings=warnings_of(asked),
+        warnings=_warnings(asked),
         sigma_h=0.0,
     )
 
@@ -121,15 +99,15 @@ def _as_published(plan: PrivacyPlan) -> PrivacyPlan:
     mu = mu_of(plan.epsilon, plan.delta_dp)
     sigma_dp = paper_sigma_dp(plan.C, plan.T, plan.D, mu)
     plan = replace(plan, sigma_dp=sigma_dp, mu=mu, cap=math.inf)
-    zero_out = epsilon_of(gaussian_mu(plan.cost, "zero-out"), plan.delta_dp)
+    zero_out = epsilon_of(accountant.gaussian_mu(plan.cost, "zero-out"), plan.delta_dp)
     return replace(plan, epsilon_zero_out=zero_out, epsilon_replace_one=plan.epsilon)
 
 
 def _uplink(asked: PlanRequest) -> PrivacyPlan:
-    """Noise on the rivals' embeddings: by the published rule, or (exact) for every upload of a record that there is.
+    """Noise on the rivals' embeddings, by the published rule or (exact) for every upload of a record.
 
-    The exact figure is what hides one record's embeddings from whoever reads the uplink. Against devices neither is
-    worth anything: labels come back without noise.
+    The exact figure is what hides one record's embeddings from a reader of the uplink. Neither protects anything
+    against devices, since labels come back without noise.
     """
     mu, s = mu_of(asked.epsilon, asked.delta_dp), clip_factor("replace-one")
     if asked.accounting == "paper":
@@ -138,28 +116,27 @@ def _uplink(asked: PlanRequest) -> PrivacyPlan:
         arrays = method_facts(asked.method).arrays
         sigma_h = s * asked.C_h * math.sqrt(arrays * asked.participations + asked.M) / mu  # M: the first fill
     plan = replace(_with_budget(asked, mu, whole=mu), mu=mu, cap=math.inf, sigma_h=sigma_h)
-    nothing = math.inf
     if asked.accounting == "exact":
-        return replace(plan, epsilon_zero_out=nothing, epsilon_replace_one=nothing)
+        return replace(plan, epsilon_zero_out=math.inf, epsilon_replace_one=math.inf)
     half = epsilon_of(mu / s, asked.delta_dp)
     return replace(plan, epsilon_zero_out=half, epsilon_replace_one=asked.epsilon)
 
 
 def _exact(asked: PlanRequest) -> PrivacyPlan:
-    """Public batches, Gaussian parts adding up in squares, what remains for the head; see `PlanRequest`."""
-    before = replace(compose(*(parent.cost for parent in asked.parents)), lattice=0.0)
-    for share in LATTICE_SHARES:
+    """Batches are public and Gaussian parts add up in squares; the head gets what remains (see `PlanRequest`)."""
+    before = replace(accountant.compose(*(parent.cost for parent in asked.parents)), lattice=0.0)
+    for share in accountant.LATTICE_SHARES:
         delta_dp = asked.delta_dp * (1 - share)
-        budget = mu_left(before, asked.epsilon, delta_dp, asked.neighbours) * (1 - _SLACK)
+        budget = accountant.mu_left(before, asked.epsilon, delta_dp, asked.neighbours) * (1 - _SLACK)
         plan = _with_releases(_with_budget(asked, budget, whole=mu_of(asked.epsilon, delta_dp)))
         if not plan.spends:
             return plan
-        if lattice_delta(plan.cost.lattice, plan.epsilon) <= share * plan.delta_dp:
+        if accountant.lattice_delta(plan.cost.lattice, plan.epsilon) <= share * plan.delta_dp:
             return _claimed(_with_head(plan, delta_dp))
     # e^epsilon times the lattice is beyond delta_dp; concentrated DP knows no lattice, but no sampling either
     whole = zcdp_mu_of(asked.epsilon, asked.delta_dp)
-    left = whole**2 - gaussian_mu(before, asked.neighbours) ** 2
-    if asked.head_steps or sampled(before) or left <= 0:
+    left = whole**2 - accountant.gaussian_mu(before, asked.neighbours) ** 2
+    if asked.head_steps or accountant.sampled(before) or left <= 0:
         raise PrivacyRefused(
             f"noise on integers keeps no epsilon as large as {asked.epsilon:g} beside a sampled head, and none beside "
             "earlier runs that spent it; lower epsilon (below 30 is safe) or choose another head rule."
@@ -194,9 +171,175 @@ def _with_head(plan: PrivacyPlan, delta_dp: float) -> PrivacyPlan:
 
 def _claimed(plan: PrivacyPlan) -> PrivacyPlan:
     """The plan with both epsilons, the own one checked."""
-    found = {name: epsilon_of_parts(plan.cost, plan.delta_dp, name) for name in get_args(Neighbours)}
+    found = {name: accountant.epsilon_of_parts(plan.cost, plan.delta_dp, name) for name in get_args(Neighbours)}
     if found[plan.neighbours] > plan.epsilon:
         raise AssertionError(f"noise for epsilon={plan.epsilon} gives {found[plan.neighbours]}")
     # calibration leaves the figure smaller than asked by its tolerance only; the round one is claimed
     found[plan.neighbours] = plan.epsilon
     return replace(plan, epsilon_zero_out=found["zero-out"], epsilon_replace_one=found["replace-one"])
+
+
+def _check_request(asked: PlanRequest) -> None:
+    """Refuse what makes no sense whatever is covered: names, ranges, sizes."""
+    one_of("accounting", asked.accounting, get_args(Accounting))
+    one_of("neighbours", asked.neighbours, get_args(Neighbours))
+    one_of("protects", asked.protects, get_args(Protects))
+    head_rule, method = head_rule_facts(asked.head_rule), method_facts(asked.method)
+    one_of("noise.where", asked.where, get_args(Where))
+    private = private_starts(asked)
+    positive("epsilon", asked.epsilon)
+    probability("delta_dp", asked.delta_dp)
+    positive("C", asked.C)
+    for name in ("B", "D", "M", "min_batch"):
+        whole(name, getattr(asked, name), 1)
+    whole("participations", asked.participations, 1 if whole("T", asked.T, 0) else 0)
+    if asked.B > asked.D:
+        raise ConfigError(f"a batch holds at most all D={asked.D} records, got B={asked.B}; lower B.")
+    if len(asked.starts) != asked.M:
+        raise ConfigError(
+            f"expected one start for each of the M={asked.M} devices, got {len(asked.starts)}; give a start per device."
+        )
+    if private and fraction("start_share", asked.start_share) == 0:
+        name = asked.starts[private[0]]
+        raise ConfigError(f"a {name} start needs a share of the budget, got start_share=0; raise it above 0.")
+    if head_rule.sampled:
+        _check_head(asked)
+    if asked.where == "uplink" and method.published != "uplink":
+        others = listed(facts for facts in METHODS.values() if facts.published == "uplink")
+        raise ConfigError(
+            f"{method.name}'s noise is on what comes back, got noise.where=uplink; choose downlink, or method {others}."
+        )
+    if head_rule.two_points and not method.two_points:
+        others = listed(facts for facts in METHODS.values() if facts.two_points)
+        raise ConfigError(
+            f"head rule {head_rule.name} needs the two evaluations of {others}, got method {method.name}; "
+            "choose another head rule."
+        )
+
+
+def _check_head(asked: PlanRequest) -> None:
+    """Refuse a private head without steps, batch or budget."""
+    if not whole("head_steps", asked.head_steps, 1 if asked.T else 0):
+        return
+    if whole("head_batch", asked.head_batch, 1) > asked.D:
+        raise ConfigError(
+            f"the head's expected batch holds at most all D={asked.D} records, got head_batch={asked.head_batch}; "
+            "lower head_batch."
+        )
+    if asked.T and fraction("head_share", asked.head_share) == 0:
+        raise ConfigError(f"a {asked.head_rule} head needs a share of the budget, got head_share=0; raise it above 0.")
+    taken = asked.head_share + (asked.start_share if private_starts(asked) else 0.0)
+    if asked.T and taken >= 1:
+        raise ConfigError(
+            f"head_share and start_share together must stay below 1, got {taken:g}; the releases need the rest."
+        )
+
+
+def _refuse_uncovered(asked: PlanRequest) -> None:
+    """Refuse what a claim would not cover, naming the choices."""
+    if asked.protects == "labels" and asked.neighbours == "zero-out":
+        raise PrivacyRefused(
+            "zero-out does not bound what is learnt about a label, got protects=labels with "
+            "neighbours=zero-out; choose neighbours=replace-one or protects=records."
+        )
+    if asked.protects == "records" and any(parent.protects == "labels" for parent in asked.parents):
+        raise PrivacyRefused(
+            "an earlier run protected labels only, so its releases may carry features without noise, got "
+            "protects=records now; choose protects=labels or other records."
+        )
+    if asked.parents and asked.accounting == "paper":
+        raise PrivacyRefused(
+            "the published rule knows no earlier runs, got parents with accounting=paper; choose accounting=exact."
+        )
+    head_rule = head_rule_facts(asked.head_rule)
+    if asked.accounting == "paper" and head_rule.sampled:
+        others = listed(facts for facts in HEAD_RULES.values() if not facts.sampled)
+        raise PrivacyRefused(
+            f"the published rule has no private head, got head rule {head_rule.name} with accounting=paper; choose "
+            f"head rule {others}, or accounting=exact."
+        )
+    if asked.T and asked.min_batch > asked.B:
+        raise PrivacyRefused(
+            f"a release must be over at least min_batch={asked.min_batch} records, got B={asked.B}; "
+            "raise B or lower min_batch."
+        )
+    if asked.where == "uplink" and asked.T:
+        _refuse_useless(asked)
+        return
+    if asked.T == 0:
+        # nothing is released: any start is covered, and any head that stays at the server; a private head may leave
+        if head_rule.sampled and asked.head_steps:
+            _refuse_inexact(asked)
+        return
+    if math.isinf(asked.C):
+        raise PrivacyRefused(
+            f"a finite epsilon needs a finite clip, got epsilon={asked.epsilon:g} with C=inf; "
+            "set C to a positive number or epsilon to inf."
+        )
+    _refuse_method(asked)
+    if asked.accounting == "exact":
+        _refuse_inexact(asked)
+
+
+def _refuse_useless(asked: PlanRequest) -> None:
+    """Refuse noise on the uplink without a clip there, or with a private head, which it makes pointless."""
+    if math.isinf(asked.C_h):
+        raise PrivacyRefused(
+            f"a finite epsilon needs embeddings of bounded norm, got epsilon={asked.epsilon:g} with C_h=inf and "
+            "noise.where=uplink; set C_h to a positive number or epsilon to inf."
+        )
+    if head_rule_facts(asked.head_rule).sampled:
+        others = listed(facts for facts in HEAD_RULES.values() if not (facts.sampled or facts.two_points))
+        raise PrivacyRefused(
+            "noise on the uplink protects no label, so a private head protects nothing, got head rule "
+            f"{asked.head_rule} with noise.where=uplink; choose head rule {others}, or noise.where=downlink."
+        )
+
+
+def _refuse_method(asked: PlanRequest) -> None:
+    """Refuse a method's noise on the downlink where it would not be what is claimed."""
+    method = method_facts(asked.method)
+    if asked.accounting == "paper" and method.published != "downlink":
+        raise PrivacyRefused(
+            f"the published rule puts the noise of {method.name} on its embeddings, got noise.where=downlink with "
+            "accounting=paper; choose noise.where=uplink, or accounting=exact."
+        )
+    if asked.protects == "records" and method.backpropagates:
+        others = listed(facts for facts in METHODS.values() if not facts.backpropagates)
+        raise PrivacyRefused(
+            f"a device of {method.name} backpropagates through its raw features, so its weights carry them without "
+            f"noise to every later answer, got protects=records; choose protects=labels, or method {others}."
+        )
+
+
+def _refuse_inexact(asked: PlanRequest) -> None:
+    """Refuse a head rule or start that the exact account does not cover."""
+    if not head_rule_facts(asked.head_rule).covered:
+        others = listed(facts for facts in HEAD_RULES.values() if facts.covered)
+        raise PrivacyRefused(
+            f"head rule '{asked.head_rule}' moves w_0 by un-noised labels, which the exact account does not "
+            f"cover; choose head rule {others}, or accounting=paper (which is no guarantee)."
+        )
+    reading = [name for name in asked.starts if start_facts(name).reads]
+    if asked.protects == "records" and reading:
+        others = listed(facts for facts in STARTS.values() if not facts.reads)
+        raise PrivacyRefused(
+            f"start '{reading[0]}' reads all records without noise, which protects=records does not cover; "
+            f"choose start {others}, or protects=labels."
+        )
+
+
+def _warnings(asked: PlanRequest) -> tuple[str, ...]:
+    """Sentences about what is allowed but weak."""
+    if math.isinf(asked.epsilon):
+        return ()
+    found = []
+    if asked.delta_dp > 1 / asked.D:
+        found.append(
+            f"delta_dp = {asked.delta_dp:g} is above 1/D = {1 / asked.D:.2g}, so the claim would allow one "
+            "record to be given away whole; choose a smaller delta_dp."
+        )
+    if asked.protects == "labels" and private_starts(asked):
+        name, free = asked.starts[private_starts(asked)[0]], listed(facts for facts in STARTS.values() if facts.reads)
+        found.append(f"the {name} starts are charged although labels alone are protected; start {free} is free there.")
+    return tuple(found)

@@ -1,42 +1,28 @@
-"""What one run or several claim, in figures; `wording.py` says it in words."""
+"""What one run or several claim, in figures, from their plans and ledgers; `wording.py` says it in words."""
 
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
 
 from msgspec import Struct
 
 from dpzv.declarations import start_facts
-from dpzv.errors import PrivacyRefused
-from dpzv.privacy.accountant import (
-    Composition,
-    advantage_of_parts,
-    compose,
-    epsilon_of_parts,
-    fold,
-    sampled,
-    tpr_of_parts,
-)
-from dpzv.privacy.events import Event, Releases, Start
+from dpzv.errors import ConfigError, PrivacyRefused
+from dpzv.privacy import wording
+from dpzv.privacy.accountant import Composition, compose, delta_of_parts, epsilon_of_parts, fold, sampled, tpr_of_parts
+from dpzv.privacy.events import Event, Releases, Start, unit_mu, unpacked
 from dpzv.privacy.gdp import epsilon_of, mu_of, true_mu_of_paper
 from dpzv.privacy.head_steps import HeadSteps, steps_of
-from dpzv.privacy.plan import PrivacyPlan
-from dpzv.privacy.wording import (
-    ACCOUNTANT,
-    ADVERSARY,
-    NOT_COVERED,
-    SAMPLED_HEAD,
-    UPLINK,
-    RunLine,
-    Statement,
-    artefacts_of,
-    verdict,
-)
+from dpzv.privacy.ledger_file import snapshot
+from dpzv.privacy.plan import ParentRun, PrivacyPlan, epsilon_spent
 from dpzv.sensitivity import clip_factor
 from dpzv.terms import Accounting, Neighbours, NoiseSourceName, Protects
 
-__all__ = ["PlanPart", "RunSpent", "joint_statement", "parts_of", "statement"]
+__all__ = ["LedgerView", "PlanPart", "RunSpent", "parents_of", "parts_of", "read_ledger", "spent", "statement"]
 
 _RATES = (0.01, 0.001)
 
@@ -84,36 +70,15 @@ def parts_of(plan: PrivacyPlan) -> tuple[PlanPart, ...]:
 class RunSpent(Struct, frozen=True, kw_only=True):
     """One run as its ledger knows it: `releases` and charged `head_steps` so far, out of its plan."""
 
-    run_id: str
     plan: PrivacyPlan
     noise_source: NoiseSourceName
     releases: int
-    head_steps: int
     epsilon_spent: float
+    head_steps: int = 0
+    run_id: str = ""
 
 
-def statement(
-    plan: PrivacyPlan,
-    *,
-    noise_source: NoiseSourceName,
-    releases: int,
-    epsilon_spent: float,
-    head_steps: int = 0,
-    run_id: str = "",
-) -> Statement:
-    """The statement of a run under `plan` that has made `releases` releases and `head_steps` head steps."""
-    run = RunSpent(
-        run_id=run_id,
-        plan=plan,
-        noise_source=noise_source,
-        releases=releases,
-        head_steps=head_steps,
-        epsilon_spent=epsilon_spent,
-    )
-    return joint_statement([run])
-
-
-def joint_statement(runs: Sequence[RunSpent]) -> Statement:
+def statement(*runs: RunSpent) -> wording.Statement:
     """One statement for all `runs`, which are over the same records; what their parents spent is in it, once.
 
     Refused when the runs do not promise the same delta_dp.
@@ -133,10 +98,12 @@ def joint_statement(runs: Sequence[RunSpent]) -> Statement:
         neighbours = "replace-one"  # the stronger claim of the two
     cost = _joint_cost(runs)
     epsilons = _epsilons(plans, cost)
-    finite = all(math.isfinite(plan.claimed_epsilon) for plan in plans) and any(plan.spends for plan in plans)
+    spends = any(plan.spends for plan in plans)
+    finite = spends and all(math.isfinite(plan.claimed_epsilon) for plan in plans)
     claims = finite and accounting == "exact"
     guarantee, why = _verdict(runs)
-    return Statement(
+    rule = wording.UPLINK if any(plan.sigma_h for plan in plans) else wording.ACCOUNTANT
+    return wording.Statement(
         epsilon=epsilons[neighbours],
         epsilon_zero_out=epsilons["zero-out"],
         epsilon_replace_one=epsilons["replace-one"],
@@ -146,16 +113,16 @@ def joint_statement(runs: Sequence[RunSpent]) -> Statement:
         accounting=accounting,
         neighbours=neighbours,
         protects=protects,
-        adversary=ADVERSARY,
-        accountant=_accountant(plans, accounting) + (SAMPLED_HEAD if sampled(cost) else ""),
+        adversary=wording.ADVERSARY,
+        accountant=rule[accounting] + (wording.SAMPLED_HEAD if sampled(cost) else ""),
         noise_source="seeded" if any(run.noise_source == "seeded" for run in runs) else "exact",
         releases=sum(run.releases for run in runs),
         head_steps=sum(run.head_steps for run in runs),
         tpr_at_fpr={f"{rate:g}": tpr_of_parts(cost, rate) for rate in _RATES} if claims else None,
-        advantage=advantage_of_parts(cost) if claims else None,
-        covered=_covered(plans) if claims or not any(plan.spends for plan in plans) else (),
+        advantage=delta_of_parts(cost, 0.0, "replace-one") if claims else None,
+        covered=_covered(plans) if claims or not spends else (),
         not_covered=_not_covered(plans),
-        artefacts=artefacts_of(plans, guarantee=guarantee),
+        artefacts=wording.artefacts_of(plans, guarantee=guarantee),
         runs=tuple(_line(run) for run in runs),
         guarantee=guarantee,
         guarantee_why=why,
@@ -163,8 +130,100 @@ def joint_statement(runs: Sequence[RunSpent]) -> Statement:
     )
 
 
-def _accountant(plans: Sequence[PrivacyPlan], accounting: Accounting) -> str:
-    return (UPLINK if any(plan.sigma_h for plan in plans) else ACCOUNTANT)[accounting]
+class LedgerView(Struct, frozen=True, kw_only=True):
+    """One moment of a ledger. `turns` counts the releases of each device, by its number."""
+
+    run_id: str
+    data_fingerprint: str
+    noise_source: NoiseSourceName
+    plan: PrivacyPlan
+    releases: int
+    head_steps: int
+    turns: dict[int, int]
+
+
+def read_ledger(path: Path) -> LedgerView:
+    """The ledger file `path`, or the one in the run folder `path`; the run may be alive."""
+    return snapshot(path / "ledger.sqlite" if path.is_dir() else path, _view)
+
+
+def _view(connection: sqlite3.Connection) -> LedgerView:
+    meta: dict[str, Any] = dict(connection.execute("SELECT key, value FROM meta"))
+    events = connection.execute("SELECT event FROM events")
+    turns: dict[int, int] = dict(connection.execute("SELECT m, COUNT(*) FROM releases GROUP BY m"))
+    return LedgerView(
+        run_id=meta["run_id"],
+        data_fingerprint=meta["data_fingerprint"],
+        noise_source="exact" if meta["noise_source"] == "exact" else "seeded",
+        plan=unpacked(meta["plan"], PrivacyPlan),
+        releases=sum(turns.values()),
+        head_steps=steps_of([unpacked(packed, Event) for (packed,) in events]),
+        turns=turns,
+    )
+
+
+def spent(paths: Sequence[Path]) -> wording.Statement:
+    """The statement of the runs whose ledgers (or run folders) are `paths`, added up.
+
+    Formal guarantee: the runs and their parents, each at its caps, are jointly (epsilon, delta_dp)-DP. Refused when
+    they are over different records, or one is given twice.
+    """
+    views = [read_ledger(path) for path in paths]
+    if not views:
+        raise ConfigError("expected at least one run folder, got none; name the runs to add up.")
+    _refuse_other_records(views)
+    return statement(*map(_run, views))
+
+
+def parents_of(paths: Sequence[Path]) -> tuple[ParentRun, ...]:
+    """The runs at `paths` and their own parents, each once, for the `parents` of a new plan's request."""
+    views = [read_ledger(path) for path in paths]
+    _refuse_other_records(views)
+    found: dict[str, ParentRun] = {}
+    for view in views:
+        if math.isinf(view.plan.claimed_epsilon) or view.plan.accounting == "paper":
+            raise PrivacyRefused(
+                f"the run {view.run_id[:8]} has no exact account, so nothing can be planned beside it; "
+                "use other records or accept that no guarantee holds."
+            )
+        for parent in view.plan.parents:
+            found.setdefault(parent.run_id, parent)
+        found[view.run_id] = ParentRun(
+            run_id=view.run_id,
+            data_fingerprint=view.data_fingerprint,
+            noise_source=view.noise_source,
+            events=view.plan.claim,
+            protects=view.plan.protects,
+        )
+    return tuple(found[name] for name in sorted(found))
+
+
+def _refuse_other_records(views: Sequence[LedgerView]) -> None:
+    if len({view.data_fingerprint for view in views}) > 1:
+        raise PrivacyRefused(
+            "runs add up over the same records only, got "
+            + ", ".join(f"{view.run_id[:8]} over {view.data_fingerprint[:12]}" for view in views)
+            + "; state runs over different records apart."
+        )
+    if len({view.run_id for view in views}) < len(views):
+        raise PrivacyRefused("the same run was given twice (a copied folder is the same run); name each run once.")
+
+
+def _run(view: LedgerView) -> RunSpent:
+    """What happened so far; participations are those of a schedule that walks all records in turn."""
+    plan = view.plan
+    square = 0.0
+    if view.releases and math.isfinite(plan.cap):
+        most = sum(-(-turns * plan.B // plan.D) for turns in view.turns.values())
+        square = min(plan.cap, most * unit_mu(plan.event(t=0, m=0, position=0, B=plan.B)) ** 2)
+    return RunSpent(
+        run_id=view.run_id,
+        plan=plan,
+        noise_source=view.noise_source,
+        releases=view.releases,
+        head_steps=view.head_steps,
+        epsilon_spent=epsilon_spent(plan, view.releases, square, view.head_steps),
+    )
 
 
 def _joint_cost(runs: Sequence[RunSpent]) -> Composition:
@@ -178,11 +237,7 @@ def _epsilons(plans: Sequence[PrivacyPlan], cost: Composition) -> dict[Neighbour
     """Both epsilons: those a single plan was made for, or those of everything together."""
     if len(plans) == 1:
         return {"zero-out": plans[0].epsilon_zero_out, "replace-one": plans[0].epsilon_replace_one}
-    delta_dp = plans[0].delta_dp
-    return {
-        "zero-out": epsilon_of_parts(cost, delta_dp, "zero-out"),
-        "replace-one": epsilon_of_parts(cost, delta_dp, "replace-one"),
-    }
+    return {name: epsilon_of_parts(cost, plans[0].delta_dp, name) for name in get_args(Neighbours)}
 
 
 def _spent(runs: Sequence[RunSpent], epsilon: float) -> float:
@@ -209,7 +264,7 @@ def _counted(plans: Sequence[PrivacyPlan]) -> float:
 
 
 def _verdict(runs: Sequence[RunSpent]) -> tuple[bool, str]:
-    found = [verdict(run.plan, run.noise_source) for run in runs]
+    found = [wording.verdict(run.plan, run.noise_source) for run in runs]
     if len(runs) == 1:
         return found[0]
     for run, (guarantee, why) in zip(runs, found, strict=True):
@@ -231,24 +286,18 @@ def _covered(plans: Sequence[PrivacyPlan]) -> tuple[str, ...]:
 
 def _not_covered(plans: Sequence[PrivacyPlan]) -> tuple[str, ...]:
     if any(start_facts(start).given for plan in plans for start in plan.starts):
-        return (*NOT_COVERED, "given start weights, if they were made from these records")
-    return NOT_COVERED
+        return (*wording.NOT_COVERED, "given start weights, if they were made from these records")
+    return wording.NOT_COVERED
 
 
-def _line(run: RunSpent) -> RunLine:
+def _line(run: RunSpent) -> wording.RunLine:
     plan = run.plan
-    return RunLine(
+    figures = ("B", "C", "sigma_dp", "method", "sigma_h", "head_rule", "q", "z")
+    return wording.RunLine(
         run_id=run.run_id,
         releases=run.releases,
         planned_releases=plan.T,
         head_steps=run.head_steps,
         planned_head_steps=plan.head_steps,
-        B=plan.B,
-        C=plan.C,
-        sigma_dp=plan.sigma_dp,
-        method=plan.method,
-        sigma_h=plan.sigma_h,
-        head_rule=plan.head_rule,
-        q=plan.q,
-        z=plan.z,
+        **{name: getattr(plan, name) for name in figures},
     )

@@ -13,17 +13,7 @@ from dataclasses import dataclass
 from dpzv.errors import ConfigError
 from dpzv.validate import positive, whole
 
-__all__ = [
-    "Bound",
-    "Constants",
-    "admissible_eta",
-    "admissible_lam",
-    "bound",
-    "clip_probability",
-    "corollary_rounds",
-    "gamma_1",
-    "least_clip",
-]
+__all__ = ["Bound", "Constants", "admissible_eta", "admissible_lam", "bound", "corollary_rounds", "least_clip"]
 
 # A record's difference is clipped with probability at most this times exp(-C_0^2 / (8 l^2)).
 _CLIP_FACTOR = 2 * math.sqrt(2 * math.pi)
@@ -182,6 +172,5 @@ def _eta_limit(constants: Constants, eta: float) -> float:
 
     The proof needs B + 8 d_m for a device and B + 8 d_0 for the server; the paper prints d_0 in both.
     """
-    k = constants
-    gamma = gamma_1(k, eta)
+    k, gamma = constants, gamma_1(constants, eta)
     return k.B / (4 * k.L * (k.B + 8 * max(k.d_0, k.d_m)) + 8 * gamma * (2 * k.d_m + k.B)) if gamma < math.inf else 0.0

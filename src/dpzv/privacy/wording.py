@@ -10,22 +10,10 @@ import msgspec
 from msgspec import Struct
 
 from dpzv.declarations import head_rule_facts, method_facts, start_facts
-from dpzv.privacy.events import finite
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.terms import Accounting, HeadRuleName, MethodName, Neighbours, NoiseSourceName, Protects
 
-__all__ = [
-    "ACCOUNTANT",
-    "ADVERSARY",
-    "NOT_COVERED",
-    "SAMPLED_HEAD",
-    "UPLINK",
-    "Artefact",
-    "RunLine",
-    "Statement",
-    "artefacts_of",
-    "verdict",
-]
+__all__ = ["Artefact", "RunLine", "Statement", "artefacts_of", "verdict"]
 
 ADVERSARY = (
     "any coalition of devices, all of them included; they know their own features, weights and directions, "
@@ -61,6 +49,7 @@ _NOISE: dict[NoiseSourceName, str] = {
     "head steps, coins and starts in float64",
     "seeded": "seeded: reproducible, so whoever knows the seed can remove it; for simulation only",
 }
+_SPENT = "epsilon about {:.4g}, an estimate below the claim"
 
 
 class Artefact(Struct, frozen=True, kw_only=True):
@@ -124,7 +113,8 @@ class Statement(Struct, frozen=True, kw_only=True):
 
     def text(self) -> str:
         """The statement as short labelled lines, without colour or wrapping."""
-        return "\n".join(["Privacy statement", *(f"  {label + ':':<13}{text}" for label, text in _lines(self))])
+        lines = [f"  {label + ':':<13}{text}" for label, text in _lines(self) if text]
+        return "\n".join(["Privacy statement", *lines])
 
     def table(self) -> str:
         """The artefacts as an aligned table: who holds it, may it leave, why."""
@@ -137,53 +127,47 @@ class Statement(Struct, frozen=True, kw_only=True):
 
     def values(self) -> dict[str, Any]:
         """All figures and words, ready for JSON; infinity is the string "inf"."""
-        values: dict[str, Any] = finite(msgspec.to_builtins(self))
+        values: dict[str, Any] = _finite(msgspec.to_builtins(self))
         return values
+
+
+def _finite(value: Any) -> Any:
+    """`value` with every infinity in it written "inf", since a JSON number cannot be infinite."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return "inf" if value == math.inf else value
 
 
 def artefacts_of(plans: Sequence[PrivacyPlan], *, guarantee: bool) -> tuple[Artefact, ...]:
     """The table of artefacts of runs under `plans`; without a guarantee nothing may leave."""
-    private_head = all(head_rule_facts(plan.head_rule).covered for plan in plans)
     # without releases a private start is not charged, since it stays at its device
     looked = any(
         start.reads or start.given or (start.private and not plan.spends)
         for plan in plans
         for start in map(start_facts, plan.starts)
     )
-    backpropagated = any(method_facts(plan.method).backpropagates and plan.spends for plan in plans)
+    w_m = w_0 = ""  # why the weights may not leave
+    if any(method_facts(plan.method).backpropagates and plan.spends for plan in plans):
+        w_m = "backpropagation put its raw features into it"
+    elif looked:
+        w_m = "its start saw features without noise that is accounted for (or was given)"
+    if not all(head_rule_facts(plan.head_rule).covered for plan in plans):
+        w_0 = "moves by un-noised labels"
     rows = (
         ("Deltas", "server, devices", True, "released through the ledger; the claim is about them"),
-        (
-            "w_m",
-            "device m",
-            not looked and not backpropagated,
-            "backpropagation put its raw features into it"
-            if backpropagated
-            else "its start saw features without noise that is accounted for (or was given)"
-            if looked
-            else "follows from its start and the Deltas, which the claim covers",
-        ),
-        (
-            "w_0",
-            "server",
-            private_head,
-            "moves by private quantities only; the claim counts them as released"
-            if private_head
-            else "moves by un-noised labels",
-        ),
+        ("w_m", "device m", not w_m, w_m or "follows from its start and the Deltas, which the claim covers"),
+        ("w_0", "server", not w_0, w_0 or "moves by private quantities only; the claim counts them as released"),
         ("final head (refit)", "server", False, "fitted to all labels without noise after the last Delta"),
         ("predictions", "server", False, "what they reveal of records and labels is not covered"),
         ("logs and metrics", "server", False, "computed from labels without noise"),
         ("ledger", "server", False, "holds hashes of the devices' uploads beside the Deltas"),
         ("checkpoint", "server", False, "holds the table of embeddings"),
     )
+    nothing = "this run makes no guarantee"
     return tuple(
-        Artefact(
-            name=name,
-            holder=holder,
-            may_leave=may and guarantee,
-            why=why if guarantee or not may else "this run makes no guarantee",
-        )
+        Artefact(name=name, holder=holder, may_leave=may and guarantee, why=why if guarantee or not may else nothing)
         for name, holder, may, why in rows
     )
 
@@ -212,33 +196,25 @@ def verdict(plan: PrivacyPlan, noise_source: NoiseSourceName) -> tuple[bool, str
 
 
 def _lines(told: Statement) -> list[tuple[str, str]]:
-    """The statement as (label, text) lines."""
-    claim = [
-        ("Neighbours", _NEIGHBOURS[told.neighbours]),
-        ("Accountant", told.accountant),
-        ("Noise", _NOISE[told.noise_source]),
-    ]
+    """The statement as (label, text) lines; an empty text is left out."""
+    finite = math.isfinite(told.epsilon)
+    protected = ("not guaranteed; aimed at is " if told.accounting == "paper" else "") + _PROTECTED[told.protects]
     return [
         ("Guarantee", f"{'yes' if told.guarantee else 'no'}: {told.guarantee_why}"),
         ("Epsilon", _epsilon_line(told)),
-        *_counted_lines(told),
+        ("In truth", _counted_line(told)),
         ("Adversary", told.adversary),
-        ("Protected", _protected_line(told)),
-        *(claim if math.isfinite(told.epsilon) else []),
+        ("Protected", protected if finite and not any(run.sigma_h for run in told.runs) else "nothing"),
+        ("Neighbours", _NEIGHBOURS[told.neighbours] if finite else ""),
+        ("Accountant", told.accountant if finite else ""),
+        ("Noise", _NOISE[told.noise_source] if finite else ""),
         *(("Released", _released_line(told, run)) for run in told.runs),
-        *_spent_lines(told),
-        *_risk_lines(told),
-        *([("Covered", "; ".join(told.covered))] if told.covered else []),
+        ("Spent", _SPENT.format(told.epsilon_spent) if finite and told.epsilon else ""),
+        ("Risk", _risk_line(told)),
+        ("Covered", "; ".join(told.covered)),
         ("Not covered", "; ".join(told.not_covered)),
         *(("Warning", warning) for warning in told.warnings),
     ]
-
-
-def _protected_line(told: Statement) -> str:
-    if math.isinf(told.epsilon) or any(run.sigma_h for run in told.runs):
-        return "nothing"
-    aim = "not guaranteed; aimed at is " if told.accounting == "paper" else ""
-    return aim + _PROTECTED[told.protects]
 
 
 def _epsilon_line(told: Statement) -> str:
@@ -255,11 +231,11 @@ def _epsilon_line(told: Statement) -> str:
     )
 
 
-def _counted_lines(told: Statement) -> list[tuple[str, str]]:
+def _counted_line(told: Statement) -> str:
     if told.epsilon_counted is None:
-        return []
+        return ""
     if any(run.sigma_h for run in told.runs):
-        return [("In truth", "labels come back to the devices without noise, so no bound holds at all")]
+        return "labels come back to the devices without noise, so no bound holds at all"
     text = (
         f"for devices, which know the batches, this noise gives epsilon {told.epsilon_counted:.6g} "
         "(replace-one) at the least"
@@ -267,7 +243,7 @@ def _counted_lines(told: Statement) -> list[tuple[str, str]]:
     loud = sorted({run.head_rule for run in told.runs if not head_rule_facts(run.head_rule).covered})
     if loud:
         text += f"; head rule {loud[0]} moves w_0 by un-noised labels, so no useful bound holds at all"
-    return [("In truth", text)]
+    return text
 
 
 def _released_line(told: Statement, run: RunLine) -> str:
@@ -287,16 +263,10 @@ def _released_line(told: Statement, run: RunLine) -> str:
     return which + ("; ".join(parts) if parts else "nothing")
 
 
-def _spent_lines(told: Statement) -> list[tuple[str, str]]:
-    if math.isinf(told.epsilon) or not told.epsilon:
-        return []
-    return [("Spent", f"epsilon about {told.epsilon_spent:.4g}, an estimate below the claim")]
-
-
-def _risk_lines(told: Statement) -> list[tuple[str, str]]:
+def _risk_line(told: Statement) -> str:
     if told.tpr_at_fpr is None or told.advantage is None:
-        return []
+        return ""
     rates = ", ".join(
         f"{100 * tpr:.3g} % true at {100 * float(fpr):g} % false positives" for fpr, tpr in told.tpr_at_fpr.items()
     )
-    return [("Risk", f"best attack on one record: {rates}; advantage {told.advantage:.3g}")]
+    return f"best attack on one record: {rates}; advantage {told.advantage:.3g}"

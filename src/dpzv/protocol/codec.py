@@ -45,11 +45,8 @@ class _Embeddings(_Wire, tag="e"):
     h: tuple[memoryview, ...]
 
 
-class _Evaluation(_Wire, tag="v"):
-    m: int
-    start: int
-    shape: tuple[int, int]
-    h: memoryview
+class _Evaluation(_Fill, tag="v"):
+    """The same fields as those of a first fill."""
 
 
 class _Release(_Wire, tag="r"):
@@ -84,12 +81,11 @@ class Codec:
         wire: _Wire
         if isinstance(message, Embeddings):
             wire = _Embeddings(message.m, message.position, message.h[0].shape, self._pack(message.h))
-        elif isinstance(message, Fill):
-            wire = _Fill(message.m, message.start, message.h.shape, *self._pack((message.h,)))
-        elif isinstance(message, Evaluation):
-            wire = _Evaluation(message.m, message.start, message.h.shape, *self._pack((message.h,)))
-        else:
+        elif isinstance(message, Release):
             wire = _Release(message.t, message.m, message.position, message.Delta.astype(self._answer).tobytes())
+        else:
+            kind = _Fill if isinstance(message, Fill) else _Evaluation
+            wire = kind(message.m, message.start, message.h.shape, *self._pack((message.h,)))
         return self._encoder.encode(wire)
 
     def decode(self, frame: bytes | memoryview) -> Message:
@@ -103,10 +99,15 @@ class Codec:
         if isinstance(wire, _Embeddings):
             return Embeddings(wire.m, wire.position, self._unpack(wire.h, wire.shape))
         if isinstance(wire, _Fill):
-            return Fill(wire.m, wire.start, *self._unpack((wire.h,), wire.shape))
-        if isinstance(wire, _Evaluation):
-            return Evaluation(wire.m, wire.start, *self._unpack((wire.h,), wire.shape))
-        return Release(wire.t, wire.m, wire.position, self._numbers(wire.Delta))
+            kind = Evaluation if isinstance(wire, _Evaluation) else Fill
+            return kind(wire.m, wire.start, *self._unpack((wire.h,), wire.shape))
+        size, each = len(wire.Delta), self._answer.itemsize
+        if not size or size % each:
+            raise PeerError(f"a release has numbers of {each} bytes, got {size} bytes; the peer is closed.")
+        numbers = np.frombuffer(wire.Delta, self._answer)
+        if not np.isfinite(numbers).all():
+            raise PeerError("a release must be finite numbers, got others; the peer is closed.")
+        return Release(wire.t, wire.m, wire.position, numbers.astype(np.float64))
 
     def _pack(self, arrays: tuple[NDArray[np.float32], ...]) -> tuple[memoryview, ...]:
         """The bytes of each array."""
@@ -135,14 +136,3 @@ class Codec:
                 midpoint, slope = arrays
                 arrays = [midpoint + self._lam * slope, midpoint - self._lam * slope]
         return tuple(arrays)
-
-    def _numbers(self, data: bytes) -> NDArray[np.float64]:
-        """The numbers of a release."""
-        if not data or len(data) % self._answer.itemsize:
-            raise PeerError(
-                f"a release has numbers of {self._answer.itemsize} bytes, got {len(data)} bytes; the peer is closed."
-            )
-        numbers = np.frombuffer(data, self._answer)
-        if not np.isfinite(numbers).all():
-            raise PeerError("a release must be finite numbers, got others; the peer is closed.")
-        return numbers.astype(np.float64)

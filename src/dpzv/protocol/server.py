@@ -57,12 +57,7 @@ class Server:
     """`fill`, then per round `ask` and, once the gate released it, `accept`. Rounds t count from 1."""
 
     def __init__(
-        self,
-        method: ServerRule,
-        table: Table,
-        y_train: torch.Tensor,
-        schedules: Schedules,
-        lams: tuple[float, ...],
+        self, method: ServerRule, table: Table, y_train: torch.Tensor, schedules: Schedules, lams: tuple[float, ...]
     ) -> None:
         self.method, self.table, self.y_train = method, table, y_train
         self.t = 0
@@ -116,8 +111,12 @@ class Server:
         if asked is None or (release.t, m) != (asked.pending.t, asked.pending.m):
             raise PeerError(f"no round waits for the release of round {release.t} to device {m}.")
         self.table.keep(m, asked.ids, asked.rows, self.times[m - 1])
-        if release.t % (len(self.positions) + 1) == 0:
-            self._measure_delay(asked.ids)
+        M = len(self.positions)
+        if M > 1 and release.t % (M + 1) == 0:  # the asking device's entries were just replaced by fresh ones
+            total, most = self.table.delays(asked.ids, self.times)
+            self.delays.total += total
+            self.delays.most = max(self.delays.most, most)
+            self.delays.count += len(asked.ids) * (M - 1)
         self.method.head_rule.move(release.t, float(release.Delta[0]), asked.rows, asked.y, head_steps)
         self.t = release.t
         self.positions[m - 1] += 1
@@ -146,15 +145,6 @@ class Server:
                 f"device {message.m} may send test rows 0..{D_test} of width {width}, got rows {message.start}..{end} "
                 f"of width {message.h.shape[1]}; the peer is closed."
             )
-
-    def _measure_delay(self, ids: NDArray[np.int64]) -> None:
-        """Count how old the rows of a batch are; the asking device's entries were replaced by fresh ones."""
-        if len(self.positions) == 1:
-            return
-        (total, most), seen = self.table.delays(ids, self.times), self.delays
-        seen.total += total
-        seen.most = max(seen.most, most)
-        seen.count += len(ids) * (len(self.positions) - 1)
 
     def _width(self, m: int) -> int:
         """How many numbers an embedding of device m has; refuses a device that does not exist."""

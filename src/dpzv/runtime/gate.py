@@ -32,6 +32,7 @@ class Gate:
         self.plan: PrivacyPlan = ledger.plan
         self.ledger, self._noise = ledger, noise
         self._planned = self.plan.event(t=0, m=0, position=0, B=self.plan.B)  # with each round's own numbers
+        self._step = HeadSteps(q=self.plan.q, z=self.plan.z, steps=1)
         # head steps paid for: so far, and when the head was last in a checkpoint
         self._paid = self._kept = ledger.head_steps
         self._ahead = 0  # steps paid for but not yet taken; lost in a crash, and then paid again
@@ -81,23 +82,18 @@ class Gate:
         # the steps planned up to the round before this one, and up to this one
         before, after = (planned * max(t - 1, 0) // T, planned * t // T) if T else (planned * (t > 0), planned)
         due = after - before
-        if self._noise.name == "seeded":  # a repeated step repeats its noise: it is the same step
-            if after > self._paid:
-                self._pay(after - self._paid)
-            return due
-        left = planned - self._paid
-        if due > self._ahead and left:
-            block = min(max(due - self._ahead, min(BLOCK, planned // SHARE)), left)
-            self._pay(block)
+        seeded, block = self._noise.name == "seeded", 0
+        if seeded:  # a step that is taken again repeats its noise, so it is the same step
+            block = max(0, after - self._paid)
+        elif due > self._ahead:
+            block = min(max(due - self._ahead, min(BLOCK, planned // SHARE)), planned - self._paid)
+        if block:
+            self.ledger.charge(replace(self._step, steps=block))
+            self._paid += block
             self._ahead += block
-        taken = min(due, self._ahead)
+        taken = due if seeded else min(due, self._ahead)
         self._ahead -= taken
         return taken
-
-    def _pay(self, steps: int) -> None:
-        """Charge the next `steps` steps of the head."""
-        self.ledger.charge(HeadSteps(q=self.plan.q, z=self.plan.z, steps=steps))
-        self._paid += steps
 
     @property
     def at_stake(self) -> float:
@@ -113,12 +109,8 @@ class Gate:
     @property
     def epsilon_spent(self) -> float:
         """What the releases so far cost the record that took part most: an estimate below the claim."""
-        return epsilon_spent(
-            self.plan,
-            releases=self.ledger.releases,
-            unit_mu_squared=self.ledger.unit_mu_squared,
-            head_steps=self.ledger.head_steps,
-        )
+        ledger = self.ledger
+        return epsilon_spent(self.plan, ledger.releases, ledger.unit_mu_squared, ledger.head_steps)
 
 
 def open_gate(
@@ -141,7 +133,6 @@ def open_gate(
         "data_fingerprint": fingerprint,
         "noise_source": source,
         "ids_of": ids_of,
-        "durable": source == "exact",
     }
     new = known is None and not path.exists()  # a release needs both
     ledger = Ledger.create(path, **common) if new else Ledger.open(path, **common, at_least=known or 0)

@@ -21,7 +21,7 @@ from dpzv.durable import write_tensors
 from dpzv.methods.heads import Refit, refit
 from dpzv.metrics import Metrics
 from dpzv.models.losses import labels_of
-from dpzv.privacy.statement import statement
+from dpzv.privacy.statement import RunSpent, statement
 from dpzv.protocol.server import Server
 from dpzv.runtime.assemble_server import make_head
 from dpzv.runtime.gate import Gate
@@ -162,14 +162,16 @@ class Journal:
 
     def _summary(self, final: Metrics, private: Metrics, virtual_seconds: float) -> dict[str, Any]:
         config, plan, server, records = self._config, self._gate.plan, self._server, self._records
-        told = statement(
-            plan,
+        ledger = self._gate.ledger
+        run = RunSpent(
+            plan=plan,
             noise_source=config.noise.source,
-            releases=self._gate.ledger.releases,
+            releases=ledger.releases,
             epsilon_spent=self._epsilon_spent,
-            head_steps=self._gate.ledger.head_steps,
-            run_id=self._gate.ledger.run_id,
+            head_steps=ledger.head_steps,
+            run_id=ledger.run_id,
         )
+        told = statement(run)
         return {
             "schema": 1,
             "recipe": config.recipe,

@@ -11,9 +11,9 @@ from dpzv.config import Config, per_device
 from dpzv.declarations import start_facts
 from dpzv.errors import ConfigError
 from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
-from dpzv.privacy.plan import PlanRequest, PrivacyPlan
-from dpzv.privacy.planning import make_plan, participation_cap
-from dpzv.privacy.spent import parents_of
+from dpzv.privacy.plan import PlanRequest, PrivacyPlan, participation_cap
+from dpzv.privacy.planning import make_plan
+from dpzv.privacy.statement import parents_of
 from dpzv.rng import seed_of
 from dpzv.runtime.clock import equal_speeds, speeds_of
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -24,19 +23,7 @@ from torch._C._nn import unflatten_dense_tensors
 from dpzv.errors import ConfigError
 from dpzv.rng import seed_of
 
-__all__ = [
-    "ACCELERATOR_BLOCK",
-    "BLOCK",
-    "SHARED",
-    "Block",
-    "Direction",
-    "Layout",
-    "Piece",
-    "direction",
-    "layout",
-    "slices",
-    "whole",
-]
+__all__ = ["ACCELERATOR_BLOCK", "BLOCK", "SHARED", "Block", "Direction", "Layout", "Piece", "layout"]
 
 BLOCK = 1 << 18
 """The most numbers drawn at once on a CPU: 1 MiB, which stays in its cache."""
@@ -185,7 +172,11 @@ class Direction:
         squares = 0.0
         for block in where.blocks:
             g = self._gaussian(block)
-            squares += _square(g)
+            # a CPU would convert all of `g` to float64 at once, so it gets parts
+            square = 0.0
+            for part in torch.split(g, SHARED) if g.is_cpu else (g,):
+                square += float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
+            squares += square
         self.scale = math.sqrt(where.d / squares)
         # the last block need not be drawn again
         self._kept = (block.number, g.mul_(self.scale)) if block.shared else (-1, g)
@@ -214,32 +205,3 @@ class Direction:
             largest = max(b.size for b in self.layout.blocks if b.accelerator == block.accelerator)
             room = self._room[block.accelerator] = torch.empty(largest, device=block.accelerator)
         return room[: block.size].normal_(generator=generator)
-
-
-def direction(module: nn.Module, seed: int) -> Direction:
-    """`u` of `seed` over the trainable parameters of `module`."""
-    return Direction(layout(module), seed)
-
-
-def _square(g: Tensor) -> float:
-    """||g||^2 in float64; a CPU would convert all of `g` at once, so it gets parts."""
-    square = 0.0
-    for part in torch.split(g, SHARED) if g.is_cpu else (g,):
-        square += float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
-    return square
-
-
-def slices(where: Layout, seed: int) -> Iterator[tuple[Piece, Tensor]]:
-    """Yield every piece of `u` once, with its numbers: float32, on the parameter's accelerator."""
-    u = Direction(where, seed)
-    for block in where.blocks:
-        for piece, numbers in zip(block.pieces, u.times(1.0, block), strict=True):
-            yield piece, numbers if block.shared else numbers.clone()
-
-
-def whole(where: Layout, seed: int) -> list[Tensor]:
-    """All of `u`, shaped like the parameters. For oracles: it costs one model of memory."""
-    made = [torch.empty(parameter.shape, device=parameter.device) for parameter in where.parameters]
-    for piece, numbers in slices(where, seed):
-        made[piece.parameter].view(-1)[piece.start : piece.stop] = numbers.view(-1)
-    return made
