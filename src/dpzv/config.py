@@ -92,6 +92,11 @@ class HeadSection(Section, frozen=True):
     refit_eta: float = 2e-3  # Adam's step, falling to 0 along a cosine
 
     @property
+    def mechanism(self) -> str:
+        """What makes the rule's own steps private; empty if it has none."""
+        return head_rule_facts(self.rule).mechanism
+
+    @property
     def step(self) -> float:
         """`eta_0`, or what the rule declares where that is unset."""
         return head_rule_facts(self.rule).eta_0 if self.eta_0 is None else self.eta_0

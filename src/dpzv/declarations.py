@@ -57,7 +57,7 @@ class HeadRuleFacts(Struct, frozen=True, kw_only=True):
     place: ``file.Class`` in `methods/`.
     covered: whether w_0 moves by private quantities only, so that the exact account covers it and it may leave; a rule
     that is not covered reads labels without noise.
-    sampled: whether it makes private steps of its own, over secret samples, which the gate charges.
+    mechanism: the file in `privacy/` that makes steps of its own private, which the gate charges; empty: it has none.
     two_points: whether it needs a method that evaluates the head at +lam and at -lam.
     eta_0: its step size where `head.eta_0` is unset; gradient rules bear far larger ones than zeroth-order rules.
     """
@@ -65,7 +65,7 @@ class HeadRuleFacts(Struct, frozen=True, kw_only=True):
     name: HeadRuleName
     place: str
     covered: bool
-    sampled: bool
+    mechanism: str
     two_points: bool
     eta_0: float
 
@@ -131,11 +131,13 @@ _METHODS = (
 )
 
 _HEAD_RULES = (
-    HeadRuleFacts(name="dp-sgd", place="dpsgd.DPSGD", covered=True, sampled=True, two_points=False, eta_0=1.0),
-    HeadRuleFacts(name="joint-zo", place="heads.JointZO", covered=True, sampled=False, two_points=True, eta_0=1e-3),
-    HeadRuleFacts(name="frozen", place="heads.Frozen", covered=True, sampled=False, two_points=False, eta_0=0.0),
-    HeadRuleFacts(name="sgd", place="heads.OwnSGD", covered=False, sampled=False, two_points=False, eta_0=0.1),
-    HeadRuleFacts(name="zo", place="heads.OwnZO", covered=False, sampled=False, two_points=False, eta_0=1e-3),
+    HeadRuleFacts(
+        name="dp-sgd", place="dpsgd.DPSGD", covered=True, mechanism="head_steps", two_points=False, eta_0=1.0
+    ),
+    HeadRuleFacts(name="joint-zo", place="heads.JointZO", covered=True, mechanism="", two_points=True, eta_0=1e-3),
+    HeadRuleFacts(name="frozen", place="heads.Frozen", covered=True, mechanism="", two_points=False, eta_0=0.0),
+    HeadRuleFacts(name="sgd", place="heads.OwnSGD", covered=False, mechanism="", two_points=False, eta_0=0.1),
+    HeadRuleFacts(name="zo", place="heads.OwnZO", covered=False, mechanism="", two_points=False, eta_0=1e-3),
 )
 
 _STARTS = (

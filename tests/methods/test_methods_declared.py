@@ -132,13 +132,15 @@ def test_a_head_rule_or_start_that_nobody_declared_is_refused_everywhere() -> No
 def test_the_configuration_names_the_choices_of_the_table(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known: dict[str, Any] = {"train.method": METHODS, "head.rule": HEAD_RULES, "devices.start": STARTS}[key]
     monkeypatch.setitem(known, "newest", next(iter(known.values())))
-    for word, problem in (("oldest", "invalid enum value 'oldest'"), ("[3]", "expected `str`")):
+    for word, sentence in (
+        ("oldest", f"invalid enum value 'oldest'; choose one of: {', '.join(known)}."),
+        ("[3]", "write text in quotes."),
+    ):
         tree = configuration.merge(recipes.tree("digits"), configuration.set_key(f"{key}={word}"))
-        with pytest.raises(ConfigError, match=problem) as refused:
+        with pytest.raises(ConfigError) as refused:
             configuration.parse(tree)
         assert str(refused.value).startswith(key)
-        assert str(refused.value).endswith(f"; choose one of: {', '.join(known)}.")
-        assert "newest" in str(refused.value)
+        assert str(refused.value).endswith(sentence)
 
 
 def test_an_entry_cannot_be_silent_about_a_fact() -> None:
@@ -179,7 +181,7 @@ def test_a_method_sends_and_returns_what_its_entry_says(name: str, C: float) -> 
 @pytest.mark.parametrize("name", HEAD_RULES)
 def test_a_head_rule_is_found_and_private_ones_need_noise(name: str) -> None:
     facts = HEAD_RULES[name]
-    if facts.sampled:
+    if facts.mechanism:
         with pytest.raises(ConfigError, match="private head needs"):
             make_head_rule(name, parts())
     noise = HeadNoise(SeededNoise(0), D=B, batch=B, z=1.0, C_0=1.0)
@@ -214,7 +216,7 @@ def test_the_weights_of_a_device_that_backpropagates_may_not_leave(name: str) ->
 class Remembering(HeadNoise):
     """Made-up noise that is shared between steps: each adds what the one before added as well."""
 
-    def init(self) -> tuple[np.ndarray, ...]:
+    def init(self, shapes: Any) -> tuple[np.ndarray, ...]:
         return (np.zeros(1),)
 
     def update(self, state: Any, stream: Any, shapes: Any) -> Any:

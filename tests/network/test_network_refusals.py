@@ -15,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from federation import NAMES, Parties, config_of, serving
+from msgspec.structs import replace
 
 from dpzv.config import Config
 from dpzv.errors import PrivacyRefused
@@ -27,7 +28,7 @@ from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.server_party import ServerParty
 from dpzv.network.transport import Connector, LinkLost, Stream, next_frame
 from dpzv.network.wire import Ask, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, unpack
-from dpzv.privacy import planning
+from dpzv.privacy import head_steps
 from dpzv.privacy.statement import read_ledger
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending
@@ -295,8 +296,9 @@ def test_a_server_does_not_go_on_under_an_accountant_that_plans_less_noise(
     config = config_of("train.rounds=8", "head.steps=4")
     assert asyncio.run(asyncio.wait_for(parties.together(config, tmp_path), 60)) is not None
     (tmp_path / "server" / "summary.json").unlink()
-    head_noise = planning.head_noise
-    monkeypatch.setattr(planning, "head_noise", lambda *given, **named: head_noise(*given, **named) * 2)
+    known = head_steps.MECHANISM
+    twice = replace(known, calibrated=lambda *given, **named: 2 * known.calibrated(*given, **named))
+    monkeypatch.setattr(head_steps, "MECHANISM", twice)
     server = ServerParty(config, parties.labels, RunFolder.existing(tmp_path / "server"))
     with pytest.raises(PrivacyRefused, match="the run began with head noise z="):
         asyncio.run(asyncio.wait_for(server.run(MemoryListener(NAMES)), 20))

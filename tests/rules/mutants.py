@@ -35,8 +35,11 @@ NAMED: dict[str, tuple[str, str]] = {
     "z guard": ("if (began.z, began.sigma_dp) != (now.z, now.sigma_dp):", "if False:"),
     "min_batch in the ledger": ("least = plan.min_batch if math.isfinite(plan.epsilon) else 1", "least = 1"),
     "slack on z": ("z=z * (1 + SUM_SLACK)", "z=z"),
-    "artefact line of rivals' w_m": ("not looked and not backpropagated,", "not looked,"),
-    "fsync of whole files": ("            _sync(new)\n", ""),
+    "artefact line of rivals' w_m": (
+        "if any(method_facts(plan.method).backpropagates and plan.spends for plan in plans):",
+        "if False:",
+    ),
+    "fsync of files and folders": ("os.fsync(opened)", "pass"),
     "joint-zo's head on device 1's stream": (
         'Directions(parts.head, parts.seed, "direction", 0)',
         'Directions(parts.head, parts.seed, "direction", 1)',

@@ -6,12 +6,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.config import Config
 from dpzv.errors import PeerError, PrivacyRefused
-from dpzv.privacy import planning
+from dpzv.privacy import head_steps
 from dpzv.protocol.messages import Fill
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import load_data, resume, start
@@ -31,9 +32,10 @@ def test_a_run_does_not_go_on_under_an_accountant_that_plans_less_noise_for_its_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert start(config_of(), tmp_path, lambda snapshot: snapshot.t < 5, float("inf")) is None
-    head_noise = planning.head_noise
+    known = head_steps.MECHANISM
+    other = replace(known, calibrated=lambda *given, **named: 1.01 * known.calibrated(*given, **named))
     with monkeypatch.context() as changed:
-        changed.setattr(planning, "head_noise", lambda *given, **named: 1.01 * head_noise(*given, **named))
+        changed.setattr(head_steps, "MECHANISM", other)
         with pytest.raises(PrivacyRefused, match="the run began with head noise z="):
             resume(tmp_path, lambda snapshot: True, float("inf"))
     summary = resume(tmp_path, lambda snapshot: True, float("inf"))

@@ -118,7 +118,7 @@ def plan(asked: PlanOptions) -> None:
     if not asked.sweep:
         _print(_figures(asked.request(asked.batch, asked.passes, asked.head_share)), asked.json)
         return
-    with_head = HEAD_RULES[asked.head].sampled
+    with_head = bool(HEAD_RULES[asked.head].mechanism)
     rows = [
         _row(asked.request(B, n, share), n)
         for B in sorted({max(1, min(asked.records, int(asked.batch * factor))) for factor in (0.25, 0.5, 1, 2, 4)})

@@ -39,7 +39,7 @@ class DPSGD(HeadRule):
             raise ConfigError("a private head needs the table, the labels and its noise; give all three.")
         self.velocity = [torch.zeros_like(w, dtype=torch.float64, requires_grad=False) for w in self.head.parameters()]
         self._shapes = [tuple(w.shape) for w in self.head.parameters()]
-        self.noise_state = parts.noise.init()
+        self.noise_state = parts.noise.init(self._shapes)
         self._loss, self._steps = parts.loss, parts.steps
         self._table, self._y, self._noise = parts.table, parts.y, parts.noise
 

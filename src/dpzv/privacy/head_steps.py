@@ -7,17 +7,19 @@ pair that dominates it, the calibration of its noise, and the noise itself with 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
+from dpzv.declarations import head_rule_facts
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy.accountant import Composition, compose, fold, gaussian_mu, mu_squared, settle
 from dpzv.privacy.events import Event, Pair, SampledGaussian
 from dpzv.privacy.gdp import mu_of
 from dpzv.sensitivity import clip_factor
-from dpzv.terms import Neighbours
+from dpzv.terms import HeadRuleName, Neighbours
 
 if TYPE_CHECKING:  # plans are made without numpy, so that calculators start fast
     import numpy as np
@@ -25,7 +27,18 @@ if TYPE_CHECKING:  # plans are made without numpy, so that calculators start fas
 
     from dpzv.privacy.noise import NoiseSource
 
-__all__ = ["LEAST_Z", "HeadNoise", "HeadSteps", "NoiseState", "head_noise", "poisson_batch", "steps_of"]
+__all__ = [
+    "LEAST_Z",
+    "MECHANISM",
+    "HeadNoise",
+    "HeadSteps",
+    "Mechanism",
+    "NoiseState",
+    "head_noise",
+    "mechanism_of",
+    "poisson_batch",
+    "steps_of",
+]
 
 LEAST_Z = 0.25
 """A head step never has less noise than this, even where a tiny `q` would let delta_dp pay for it."""
@@ -81,8 +94,8 @@ class HeadNoise:
         self.batch, self.C_0 = batch, C_0
         self._source, self._D, self._scale = source, D, z * C_0
 
-    def init(self) -> NoiseState:
-        """The state before the first step."""
+    def init(self, shapes: Sequence[tuple[int, ...]]) -> NoiseState:
+        """The state before the first step, for sums of these `shapes`."""
         return ()
 
     def sample(self, t: int, j: int) -> tuple[NDArray[np.int64], np.random.Generator]:
@@ -154,3 +167,23 @@ def head_noise(
             f"epsilon={epsilon:g} leaves nothing for {steps} head steps; raise epsilon or the head's share."
         )
     return math.exp(-x)
+
+
+class Mechanism(Struct, frozen=True):
+    """What a file like this one offers as `MECHANISM`: the event of head steps, their noise, and its calibration."""
+
+    event: type[HeadSteps]
+    noise: type[HeadNoise]
+    calibrated: Callable[..., float]
+
+
+MECHANISM = Mechanism(HeadSteps, HeadNoise, head_noise)
+
+
+def mechanism_of(rule: HeadRuleName) -> Mechanism:
+    """The mechanism that a head rule declares for its private steps; a rule without private steps is refused."""
+    name = head_rule_facts(rule).mechanism
+    if not name:
+        raise ConfigError(f"expected a head rule with private steps, got '{rule}', which has none; choose another.")
+    found: Mechanism = import_module(f"dpzv.privacy.{name}").MECHANISM
+    return found

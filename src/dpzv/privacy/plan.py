@@ -106,7 +106,7 @@ def request_of(asked: PlanRequest) -> PlanRequest:
     asked = PlanRequest(**{name: getattr(asked, name) for name in PlanRequest.__struct_fields__})
     if not private_starts(asked):
         asked = replace(asked, start_share=0.0)
-    if not head_rule_facts(asked.head_rule).sampled:
+    if not head_rule_facts(asked.head_rule).mechanism:
         asked = replace(asked, head_batch=0, head_steps=0, head_share=0.0)
     return asked if asked.where == "uplink" else replace(asked, C_h=math.inf)
 

@@ -14,7 +14,7 @@ from dpzv.declarations import HEAD_RULES, METHODS, STARTS, head_rule_facts, list
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy import accountant
 from dpzv.privacy.gdp import epsilon_of, mu_of, paper_sigma_dp, zcdp_mu_of
-from dpzv.privacy.head_steps import HeadSteps, head_noise
+from dpzv.privacy.head_steps import mechanism_of
 from dpzv.privacy.plan import (
     SUM_SLACK,
     PlanRequest,
@@ -67,7 +67,7 @@ def _with_events(plan: PrivacyPlan) -> PrivacyPlan:
     events = (
         *((capped_releases(plan),) if plan.T else ()),
         *(start_event(plan, m) for m in private_starts(plan)),
-        *((HeadSteps(q=plan.q, z=plan.z, steps=plan.head_steps),) if head else ()),
+        *((mechanism_of(plan.head_rule).event(q=plan.q, z=plan.z, steps=plan.head_steps),) if head else ()),
     )
     return replace(plan, events=events)
 
@@ -158,7 +158,7 @@ def _with_head(plan: PrivacyPlan, delta_dp: float) -> PrivacyPlan:
     """The least noise of a private head with which everything together keeps epsilon at `delta_dp`."""
     if not plan.head_steps:
         return plan
-    z = head_noise(
+    z = mechanism_of(plan.head_rule).calibrated(
         replace(plan.cost, lattice=0.0),
         q=plan.q,
         steps=plan.head_steps,
@@ -202,7 +202,7 @@ def _check_request(asked: PlanRequest) -> None:
     if private and fraction("start_share", asked.start_share) == 0:
         name = asked.starts[private[0]]
         raise ConfigError(f"a {name} start needs a share of the budget, got start_share=0; raise it above 0.")
-    if head_rule.sampled:
+    if head_rule.mechanism:
         _check_head(asked)
     if asked.where == "uplink" and method.published != "uplink":
         others = listed(facts for facts in METHODS.values() if facts.published == "uplink")
@@ -252,8 +252,8 @@ def _refuse_uncovered(asked: PlanRequest) -> None:
             "the published rule knows no earlier runs, got parents with accounting=paper; choose accounting=exact."
         )
     head_rule = head_rule_facts(asked.head_rule)
-    if asked.accounting == "paper" and head_rule.sampled:
-        others = listed(facts for facts in HEAD_RULES.values() if not facts.sampled)
+    if asked.accounting == "paper" and head_rule.mechanism:
+        others = listed(facts for facts in HEAD_RULES.values() if not facts.mechanism)
         raise PrivacyRefused(
             f"the published rule has no private head, got head rule {head_rule.name} with accounting=paper; choose "
             f"head rule {others}, or accounting=exact."
@@ -268,7 +268,7 @@ def _refuse_uncovered(asked: PlanRequest) -> None:
         return
     if asked.T == 0:
         # nothing is released: any start is covered, and any head that stays at the server; a private head may leave
-        if head_rule.sampled and asked.head_steps:
+        if head_rule.mechanism and asked.head_steps:
             _refuse_inexact(asked)
         return
     if math.isinf(asked.C):
@@ -288,8 +288,8 @@ def _refuse_useless(asked: PlanRequest) -> None:
             f"a finite epsilon needs embeddings of bounded norm, got epsilon={asked.epsilon:g} with C_h=inf and "
             "noise.where=uplink; set C_h to a positive number or epsilon to inf."
         )
-    if head_rule_facts(asked.head_rule).sampled:
-        others = listed(facts for facts in HEAD_RULES.values() if not (facts.sampled or facts.two_points))
+    if head_rule_facts(asked.head_rule).mechanism:
+        others = listed(facts for facts in HEAD_RULES.values() if not (facts.mechanism or facts.two_points))
         raise PrivacyRefused(
             "noise on the uplink protects no label, so a private head protects nothing, got head rule "
             f"{asked.head_rule} with noise.where=uplink; choose head rule {others}, or noise.where=downlink."

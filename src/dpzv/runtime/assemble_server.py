@@ -11,7 +11,7 @@ from dpzv.methods.rules import make_server_rule
 from dpzv.methods.steps import Steps
 from dpzv.models.head import Head, seeded_head
 from dpzv.models.losses import labels_of, per_record_loss
-from dpzv.privacy.head_steps import HeadNoise
+from dpzv.privacy.head_steps import mechanism_of
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.protocol.server import Schedules, Server
@@ -33,6 +33,10 @@ def make_server(
     lams, T = per_device("train.lam", config.train.lam, plan.M), max(plan.T, 1)
     y_train = labels_of(records.y_train, records.task, config.runtime.accelerator)
     table = Table(plan.D, widths, accelerator=config.runtime.accelerator, path=config.table.path)
+    private = None
+    if chosen.mechanism:
+        sizes = {"D": plan.D, "batch": plan.head_batch}
+        private = mechanism_of(chosen.rule).noise(noise, **sizes, z=plan.z, C_0=chosen.C_0)
     parts = HeadParts(
         head=make_head(config, sum(widths), records.outputs, "w_0"),
         loss=per_record_loss(records.task),
@@ -41,7 +45,7 @@ def make_server(
         lam=lams[0],
         table=table.h,
         y=y_train,
-        noise=HeadNoise(noise, D=plan.D, batch=plan.head_batch, z=plan.z, C_0=chosen.C_0),
+        noise=private,
     )
     head_rule = make_head_rule(chosen.rule, parts)
     C = math.inf if config.noise.where == "uplink" else config.privacy.C  # as published, answers are not clipped

@@ -32,7 +32,7 @@ class Gate:
         self.plan: PrivacyPlan = ledger.plan
         self.ledger, self._noise = ledger, noise
         self._planned = self.plan.event(t=0, m=0, position=0, B=self.plan.B)  # with each round's own numbers
-        self._step = HeadSteps(q=self.plan.q, z=self.plan.z, steps=1)
+        self._steps = [event for event in self.plan.events if isinstance(event, HeadSteps)]  # all planned, in one event
         # head steps paid for: so far, and when the head was last in a checkpoint
         self._paid = self._kept = ledger.head_steps
         self._ahead = 0  # steps paid for but not yet taken; lost in a crash, and then paid again
@@ -88,7 +88,7 @@ class Gate:
         elif due > self._ahead:
             block = min(max(due - self._ahead, min(BLOCK, planned // SHARE)), planned - self._paid)
         if block:
-            self.ledger.charge(replace(self._step, steps=block))
+            self.ledger.charge(replace(self._steps[0], steps=block))
             self._paid += block
             self._ahead += block
         taken = due if seeded else min(due, self._ahead)
