@@ -15,8 +15,8 @@ import pytest
 from dpzv.declarations import HEAD_RULES, METHODS, STARTS
 from tests.rules.tree import PACKAGE, SOURCE, Function, Module, Package, cycle, package
 
-MOST_MODULES, MOST_LINES = 152, 17_617
-"""The size of `src`. It may shrink: write the smaller figures here."""
+MOST_MODULES, MOST_LINES = 152, 17_599
+"""The size of `src` before the house was rebuilt. A change that needs more raises these figures and says why."""
 
 FILE_LINES, FUNCTION_LINES, ARGUMENTS, FAN_OUT = 350, 50, 7, 12
 
@@ -35,9 +35,6 @@ LEVELS = [
     {"declarations", "durable", "errors", "metrics", "rng", "sensitivity", "terms", "validate", "version"},
 ]
 """Imports only go down. Rooms of one level do not import each other, those of the lowest apart."""
-
-NOT_YET: set[str] = set()
-"""Rules that the tree still breaks. Each must fail: once it passes, its name has to leave this list."""
 
 Rule = Callable[[Package], Iterator[str]]
 RULES: dict[str, Rule] = {}
@@ -247,12 +244,7 @@ def size(tree: Package) -> Iterator[str]:
         yield f"{modules} modules with {lines} lines, at most {MOST_MODULES} and {MOST_LINES}"
 
 
-def expected(name: str) -> object:
-    """The rule as a parameter; one that the tree still breaks must fail."""
-    return pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="NOT_YET") if name in NOT_YET else ())
-
-
-@pytest.mark.parametrize("name", [expected(name) for name in RULES])
+@pytest.mark.parametrize("name", RULES)
 def test_the_house_keeps_the_rule(name: str) -> None:
     assert list(RULES[name](package())) == []
 
@@ -274,10 +266,6 @@ def loads_torch(modules: list[Module]) -> bool:
 def test_privacy_does_not_load_torch_through_another_room() -> None:
     assert not loads_torch(in_room(package(), "privacy"))
     assert loads_torch(in_room(package(), "zo"))
-
-
-def test_the_rules_to_come_are_rules() -> None:
-    assert RULES.keys() >= NOT_YET
 
 
 def test_the_parser_sees_every_form_of_import() -> None:

@@ -14,19 +14,10 @@ from tests.rules.trace import Hop, steady
 MOST = {"simulation": 71, "network": 102}
 """Two thirds of 107 and 154, as it was when these rounds were first counted."""
 
-NOT_YET = {"simulation is described", "network is described"}
-"""What does not hold yet. Each must fail: once it passes, its name has to leave this list."""
-
 
 @cache
 def hops(kind: str) -> list[Hop]:
     return {"simulation": trace.simulation, "network": trace.network}[kind]()
-
-
-def kinds(claim: str) -> list[object]:
-    """Both kinds of run as parameters; where the claim does not hold yet, the test must fail."""
-    late = pytest.mark.xfail(strict=True, reason="NOT_YET", raises=AssertionError)
-    return [pytest.param(kind, marks=late if f"{kind} {claim}" in NOT_YET else ()) for kind in MOST]
 
 
 @pytest.mark.parametrize("kind", MOST)
@@ -35,12 +26,12 @@ def test_the_trace_sees_a_round(kind: str) -> None:
     assert {"protocol", "methods", "zo", "privacy", "runtime"} <= {file.split("/")[0] for file, _ in hops(kind)}
 
 
-@pytest.mark.parametrize("kind", kinds("is short"))
+@pytest.mark.parametrize("kind", MOST)
 def test_a_round_passes_few_functions(kind: str) -> None:
     assert len(hops(kind)) <= MOST[kind]
 
 
-@pytest.mark.parametrize("kind", kinds("is described"))
+@pytest.mark.parametrize("kind", MOST)
 def test_the_page_names_every_file_on_the_way(kind: str) -> None:
     page = PAGE.read_text()
     assert [file for file in dict(hops(kind)) if not re.search(rf"(?<![\w/]){re.escape(file)}", page)] == []
