@@ -66,6 +66,6 @@ def test_what_a_page_names_is_there(page: Path) -> None:
 
 
 def test_what_is_gone_is_noticed() -> None:
-    page = "See `clipped_sum` in `zo/clipping.py`, `Clip` in `zo/clipping.py` `zo/gone.py`, `Server.gone` and `Server.ask`."
+    page = "`clipped_sum` in `zo/clipping.py`, `Clip` in `zo/clipping.py`, `zo/gone.py`, `Server.gone`, `Server.ask`"
     assert missing(page) == ["zo/gone.py", "Clip in zo/clipping.py", "Server.gone"]
     assert sum(len(PLACE.findall(page.read_text())) for page in PAGES) > 20
