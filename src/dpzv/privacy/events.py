@@ -26,6 +26,7 @@ __all__ = [
     "SampledGaussian",
     "Start",
     "grid_scale",
+    "remember",
     "unit_mu",
     "unpacked",
 ]
@@ -83,6 +84,10 @@ class Event:
     def lattice(self) -> float:
         """The total variation between the noise as drawn on integers and the continuous noise of `pairs`."""
         return 0.0
+
+    def joined(self, earlier: Event) -> Event | None:
+        """This event and an `earlier` one as one event of the same cost; `None` if they stay two."""
+        return None
 
     def is_new(self, charged: Sequence[Event], planned: Sequence[Event]) -> bool:
         """Whether this event must be stored after those `charged` before; refused unless `planned` allows it.
@@ -166,6 +171,15 @@ def grid_scale(event: ReleaseEvent) -> float:
 
 def _divisor(event: ReleaseEvent) -> int:
     return 1 if event.per_record else event.B
+
+
+def remember(events: list[Event], event: Event) -> None:
+    """Add `event` to `events`, joined with an earlier one where that is possible, so that the list stays short."""
+    for i, earlier in enumerate(events):
+        if (joined := event.joined(earlier)) is not None:
+            events[i] = joined
+            return
+    events.append(event)
 
 
 def unpacked(packed: bytes, kind: type[T]) -> T:

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dpzv.declarations import head_rule_facts
 from dpzv.errors import ConfigError, PrivacyRefused
@@ -60,6 +61,12 @@ class HeadSteps(Event, Struct, frozen=True, kw_only=True, tag=True):
     def pairs(self) -> tuple[Pair, ...]:
         """The sampled Gaussian mechanism, once for every step."""
         return (SampledGaussian(q=self.q, z=self.z, steps=self.steps),)
+
+    def joined(self, earlier: Event) -> Event | None:
+        """Blocks of steps with the same noise are one block."""
+        if type(earlier) is type(self) and (earlier.q, earlier.z) == (self.q, self.z):
+            return replace(self, steps=earlier.steps + self.steps)
+        return None
 
     def is_new(self, charged: Sequence[Event], planned: Sequence[Event]) -> bool:
         """Every block of steps is new; refused when it is empty, has other noise, or is more than the plan leaves."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dpzv.errors import DpzvError, PrivacyRefused
 from dpzv.privacy import ledger_file
-from dpzv.privacy.events import Event, ReleaseEvent, unit_mu, unpacked
+from dpzv.privacy.events import Event, ReleaseEvent, remember, unit_mu, unpacked
 from dpzv.privacy.head_steps import steps_of
 from dpzv.privacy.ledger_file import ReleaseRow, plain_errors
 from dpzv.privacy.plan import PlanRequest, PrivacyPlan, request_of
@@ -109,7 +109,7 @@ class Ledger:
     """The releases and other events of one run on disk, and the spent share of every record's cap in memory.
 
     `plan` is the plan the run began with: a resumed run goes on with that one. `run_id` is random, `last_t` is the
-    newest round (-1: none), `releases` the number of releases, and `charged` are the other events so far, in order.
+    newest round (-1: none), `releases` the number of releases, and `charged` are the other events so far, joined.
     With seeded noise the ledger is not `durable`: rows wait in memory for `flush`, and survive the process but not the
     machine. With secret noise `wait` waits for the disk, since a release that is forgotten would be drawn again.
     """
@@ -127,7 +127,9 @@ class Ledger:
         self.last_t = -1
         self.releases = 0
         stored = self._connection.execute("SELECT event FROM events ORDER BY number")
-        self.charged: list[Event] = [unpacked(packed, Event) for (packed,) in stored]
+        self.charged: list[Event] = []
+        for (packed,) in stored:
+            remember(self.charged, unpacked(packed, Event))
         # `_order` guards what is in memory, `_disk` the file; code that needs both locks takes `_disk` first
         self._order, self._disk = threading.RLock(), threading.RLock()
         self._waiting: dict[int, ReleaseRow] = {}
@@ -297,7 +299,7 @@ class Ledger:
         with plain_errors(self._path), self._disk:
             if event.is_new(self.charged, self.plan.events):
                 self._connection.execute("INSERT INTO events (event) VALUES (?)", (msgspec.msgpack.encode(event),))
-                self.charged.append(event)
+                remember(self.charged, event)
 
     def flush(self) -> None:
         """Commit the rows that wait in memory; call it before every checkpoint."""
