@@ -131,7 +131,7 @@ class Federation:
 def _like(x: ArrayLike, trained: NDArray[Any], *, m: int) -> NDArray[Any]:
     """`x` in the type and width of the array that device m was trained on."""
     try:
-        with np.errstate(over="ignore"):  # too large for float32 is infinite, which is refused below
+        with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite and is refused below
             array = np.asarray(x).astype(trained.dtype, order="C", casting="same_kind")
     except (TypeError, ValueError) as error:
         raise ConfigError(

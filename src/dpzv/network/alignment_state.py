@@ -86,6 +86,7 @@ class AlignmentState:
         """What the server knows about the shared records, in the common order."""
         own, (train, test) = self._labels, self._parts(0)
         outputs = own.n_classes if own.task == "classes" else 1
+        # a ledger keeps the fingerprint, so these parts and their order are a format
         fingerprint = hashlib.sha256(own.hashes[train].tobytes() + own.y[train].tobytes()).hexdigest()
         return ServerRecords(own.name, own.task, outputs, own.y[train], own.y[test], fingerprint)
 
