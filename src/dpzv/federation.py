@@ -149,7 +149,7 @@ def _like(x: ArrayLike, trained: NDArray[Any], *, m: int) -> NDArray[Any]:
 
 
 def _refuse_shared(networks: Sequence[torch.nn.Module]) -> None:
-    """Raise if two devices share a tensor, since the releases of both would move it."""
+    """Raise if two devices share a parameter, since the releases of both would move it."""
     owner: dict[torch.nn.Parameter, int] = {}
     for m, network in enumerate(networks, 1):
         for parameter in network.parameters():

@@ -142,7 +142,8 @@ def check(dataset: Dataset) -> None:
 def held_out(dataset: Dataset, share: float) -> Dataset:
     """`dataset` with this `share` of its training records, publicly chosen, in place of the test records.
 
-    Settings are chosen with it, without looking at the test records. The fingerprint is that of the smaller training set.
+    Settings are chosen with it, so that no test record is looked at. Its fingerprint is that of the smaller training
+    set.
     """
     D = len(dataset.y_train)
     train, test = holdout(D, share)
