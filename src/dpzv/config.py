@@ -257,7 +257,10 @@ def set_key(assignment: str) -> Tree:
 
 
 def render(config: Config) -> str:
-    """The config as TOML, such that `parse` of it gives the same config."""
+    """The config as TOML, such that `parse` of it gives the same config.
+
+    Parties and runs are compared by this text or its hash, so the order of sections and of their keys is a format.
+    """
     return msgspec.toml.encode(_without_none(msgspec.to_builtins(config))).decode()
 
 

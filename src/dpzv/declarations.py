@@ -32,10 +32,10 @@ class MethodFacts(Struct, frozen=True, kw_only=True):
 
     module: its file in `methods/`; ``some_method.py`` holds the classes ``SomeMethodDevice`` and ``SomeMethodServer``.
     arrays: embeddings that a device sends for a batch.
-    numbers: how many numbers come back, by (B, width of an embedding, `train.q`, whether answers are clipped).
+    numbers: how many numbers come back, given (B, width of an embedding, `train.q`, whether answers are clipped).
     per_record: whether each number belongs to one record, instead of being a mean over the batch.
     backpropagates: whether a device moves by gradients through its raw features, so that w_m carries them unnoised.
-    published: where the published method puts its noise; uplink noise is possible for those methods alone.
+    published: where the published method puts its noise; only methods published with uplink noise can have it.
     two_points: whether the head is evaluated at +lam and at -lam, which the head rule joint-zo needs.
     releases: what is released, in the words of the privacy statement.
     """
@@ -59,7 +59,7 @@ class HeadRuleFacts(Struct, frozen=True, kw_only=True):
     that is not covered reads labels without noise.
     mechanism: the file in `privacy/` that makes steps of its own private, which the gate charges; empty: it has none.
     two_points: whether it needs a method that evaluates the head at +lam and at -lam.
-    eta_0: its step size where `head.eta_0` is unset; gradient rules bear far larger ones than zeroth-order rules.
+    eta_0: its step size where `head.eta_0` is unset; gradient rules tolerate far larger steps than zeroth-order rules.
     """
 
     name: HeadRuleName
@@ -74,7 +74,7 @@ class StartFacts(Struct, frozen=True, kw_only=True):
     """Where a device's weights w_m come from before the first round.
 
     reads: whether it reads the records without noise. private: whether it reads them with noise, which is charged.
-    given: whether somebody hands the weights in, who may have made them from these records.
+    given: whether the weights come from outside, from somebody who may have made them from these records.
     """
 
     name: StartName

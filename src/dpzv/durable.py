@@ -45,7 +45,7 @@ def replacing(path: Path, *, mode: int = 0o666, shared: bool = False, remedy: st
     with disk_errors(path, remedy):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            new.unlink(missing_ok=True)  # more users than `mode` allows may read one that a killed process left
+            new.unlink(missing_ok=True)  # one that a killed process left may be open to more users than `mode` allows
             os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
             yield new
             _sync(new)

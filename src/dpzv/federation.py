@@ -27,7 +27,7 @@ HELD_OUT = 10
 """One record in this many is held out for evaluation."""
 
 SPEEDS = ("devices.bandwidth", "devices.compute", "devices.latency")
-"""What `fit` takes of the section `devices`; the rest is about networks, and they are given."""
+"""The keys of the section `devices` that `fit` accepts; the others describe networks, which are given here."""
 
 
 class Federation:
@@ -131,11 +131,11 @@ class Federation:
 def _like(x: ArrayLike, trained: NDArray[Any], *, m: int) -> NDArray[Any]:
     """`x` in the type and width of the array that device m was trained on."""
     try:
-        with np.errstate(over="ignore"):  # too large for float32 is infinite, which is refused below
+        with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite and is refused below
             array = np.asarray(x).astype(trained.dtype, order="C", casting="same_kind")
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"features of device {m} must be numbers that fit {trained.dtype} as in training, got what numpy refuses "
+            f"features of device {m} must be numbers that fit {trained.dtype} as in training, but numpy refuses them "
             f"({error}); convert them."
         ) from error
     if array.ndim != 2 or array.shape[1] != trained.shape[1]:
@@ -149,7 +149,7 @@ def _like(x: ArrayLike, trained: NDArray[Any], *, m: int) -> NDArray[Any]:
 
 
 def _refuse_shared(networks: Sequence[torch.nn.Module]) -> None:
-    """Two devices hold nothing in common; a shared tensor would move by the releases of both."""
+    """Raise if two devices share a parameter, since the releases of both would move it."""
     owner: dict[torch.nn.Parameter, int] = {}
     for m, network in enumerate(networks, 1):
         for parameter in network.parameters():

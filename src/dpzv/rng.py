@@ -16,7 +16,7 @@ __all__ = ["numpy_generator", "seed_of", "torch_generator"]
 def seed_of(*parts: int | str) -> int:
     """A 63-bit seed from a name such as ``(seed, "direction", m, t)``; other names give unrelated seeds.
 
-    The text below is a format: parties on different machines must make the same seed of the same name.
+    The text below is a format: parties on different machines must make the same seed from the same name.
     """
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -262,5 +262,5 @@ def test_the_packaged_encoder_is_found_without_importing_it(tmp_path: Path, monk
 def test_a_hub_name_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    with pytest.raises(DataError, match="'not a name' is no folder here, and the Hugging Face hub did not give it"):
+    with pytest.raises(DataError, match="'not a name' is not a folder here, and the Hugging Face hub did not give it"):
         encoder_folder("not a name")

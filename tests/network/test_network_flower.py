@@ -209,7 +209,7 @@ def test_a_run_by_flower(tmp_path: Path) -> None:
     for m, name in enumerate(NAMES, 1):
         assert (tmp_path / name / "run" / "weights" / f"device-{m}.safetensors").exists()
     told = town.logs("run")
-    assert told.count("is asked into the session") == len(NAMES)
+    assert told.count("is asked to take part") == len(NAMES)
     assert all(f"device '{name}' has finished" in told for name in NAMES)
     assert "Guarantee:   yes" in told
     results = re.findall(r"round \d+ of \d+: [^\"]+", (town.out / "server.log").read_text())
@@ -243,7 +243,7 @@ def test_supernodes_that_fail_restart_or_crash_come_back(tmp_path: Path) -> None
         assert running.wait(300) == 0, town.logs("run", "superlink", *NAMES)
     assert json.loads((town.out / "summary.json").read_text())["rounds"] == rounds
     assert read_ledger(town.out).releases == rounds
-    assert town.logs("run").count("is asked into the session") == 5
+    assert town.logs("run").count("is asked to take part") == 5
     assert town.left() == []
 
 

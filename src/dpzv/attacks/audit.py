@@ -15,7 +15,7 @@ from dpzv.validate import whole
 __all__ = ["CONFIDENCE", "STRATEGIES", "Audit", "Finding", "Strategy", "attack", "audit"]
 
 CONFIDENCE = 0.9999
-"""Of the whole audit: at 95 %, one correct build in twenty would fail."""
+"""The confidence of the whole audit. At 95 %, one correct build in twenty would fail."""
 
 
 class Strategy(msgspec.Struct, frozen=True, kw_only=True):

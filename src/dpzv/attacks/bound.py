@@ -3,7 +3,7 @@
 An attack guesses which of two neighbouring worlds it saw: it says "high" when its score is above a threshold that was
 fixed before the scores were seen. Clopper-Pearson bounds both error rates from above; the claimed curve, with its noise
 divided by a factor, says how small errors can be. The least factor that allows the errors is a lower bound for
-the truth. A factor of 1 is the claim itself.
+the true one. A factor of 1 is the claim itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["MOST_FACTOR", "Evidence", "at_factor", "epsilon_bound", "error_bound
 MOST_FACTOR = 8.0
 """With a sampled head, no larger factor is tried: the claim is then broken by far."""
 
-# the factor of a sampled head is found to this share, from below
+# the factor of a sampled head is found to within this share, and rounded down
 _PRECISION = 0.01
 
 

@@ -1,6 +1,7 @@
-"""The record whose label an attack tries to read, and the embeddings that make its term large.
+"""The record whose label an attack tries to read, and the embeddings that make its term in a release large.
 
-The adversary knows everything but the canary's label: the head at its start is public, the records' other values too.
+The adversary knows everything but the canary's label: the start of the head is public, and so are all other values of
+the records.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def probe(machine: Machine, m: int, least: float = 0.0) -> torch.Tensor:
     lam = per_device("train.lam", machine.run.config.train.lam, machine.plan.M)[m - 1]
     least = max(least, 8 * machine.plan.C, 1 / lam)
     columns = table.columns[m - 1]
+    # the stream's name is a format: it fixes the directions that are tried
     half = torch.randn(_TRIES // 2, table.widths[m - 1], generator=torch_generator("probe", m))
     half /= half.norm(dim=1, keepdim=True)
     tried = torch.cat([half, -half])  # unit vectors [n, width], each with its opposite

@@ -58,6 +58,7 @@ def _guesses() -> Iterator[Guess]:
             yield lambda seed, where, name=name, draw=draw: draw(name(seed, where), where)  # type: ignore[misc]
 
 
+# (seed, (t, m, position)) -> a seed that a device can compute; the names of the streams are those of `rng` in a run
 _SEEDS: tuple[Callable[[int, Round], int], ...] = (
     lambda seed, where: seed,
     lambda seed, where: seed + where[0],

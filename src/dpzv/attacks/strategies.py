@@ -41,13 +41,13 @@ __all__ = [
 Seen = TypeVar("Seen")
 
 FEW = 4
-"""Records a batch where only the canary's own term matters."""
+"""Records per batch in attacks where only the canary's own term matters."""
 
 MANY = 64
-"""Records a batch where one record may move the others' terms, or take their places."""
+"""Records per batch in attacks where one record may move the terms of the others, or take their places."""
 
 BATCHES, ROW = 4, 32
-"""The batches of the table of `filled_rows`, and the canary's row in it."""
+"""How many batches of records the table of `filled_rows` has, and the canary's row in it."""
 
 OUTLIER = 3e4
 """A number far above any embedding that half precision can still carry."""
@@ -97,7 +97,7 @@ def repeated_id(target: Target, n: int) -> Evidence:
     """A batch in which the canary stands alone, or more than once.
 
     A message of one record is tried, and then the canary's batch twice; the batch is the one with the most repetitions
-    of one id among the device's first. Messages that the server refuses are not used.
+    of one id among the device's first `MANY`. Messages that the server refuses are not used.
     """
 
     def play(machine: Machine, world: int) -> NDArray[np.float64]:
@@ -114,7 +114,7 @@ def repeated_id(target: Target, n: int) -> Evidence:
                 continue
             machine.run.server.accept(release)
             played.append(pending)
-            if len(message) == 1:  # nothing reads more than the record alone
+            if len(message) == 1:  # a batch of the canary alone reveals the most, so nothing else is tried
                 break
         scores: NDArray[np.float64] = machine.repeat(played, n).Delta.sum(axis=1)
         return scores
@@ -183,7 +183,8 @@ def filled_rows(target: Target, n: int) -> Evidence:
 def _score(machine: Machine, head: HeadSection) -> float:
     """Where the noisy sums lie between the two gradients at the w_0 of each step: above 0 is nearer to the second.
 
-    All empty rows have the same gradient, so looking across it leaves out the others, however many were drawn.
+    All empty rows have the same gradient. Only the direction at a right angle to it is looked at, so the empty rows do
+    not count, however many were drawn.
     """
     row = machine.run.server.table.h[ROW : ROW + 1]
     score, before = 0.0, torch.zeros(())
@@ -238,6 +239,6 @@ def _most_repeated(machine: Machine) -> tuple[int, int]:
     for position in range(MANY):
         batch = machine.ids(1, position)
         _, first, counts = np.unique(batch, return_index=True, return_counts=True)
-        if counts.max() > most:  # of several, the one that stands first
+        if counts.max() > most:  # of several such records, take the first in the batch
             most, canary, where = int(counts.max()), int(batch[first[counts == counts.max()].min()]), position
     return canary, where

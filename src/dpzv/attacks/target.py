@@ -99,7 +99,7 @@ class Machine:
 
         What the server sums is a function of the records and of the history; only the noise differs between runs. So
         the sums are taken from the rounds already played, and each run's releases are drawn for batches of their own,
-        as further rounds of one ledger, whose plan allows a record one batch per device all the same.
+        as further rounds of one ledger. Its plan still allows a record one batch per device.
         """
         played = {(pending.m, pending.position) for pending in rounds}
         free = [[k for k in range(n + len(played)) if (pending.m, k) not in played] for pending in rounds]
@@ -133,7 +133,7 @@ class Target:
     def machine(self, *, B: int, batches: int, rounds: int) -> Iterator[Machine]:
         """A world of B * `batches` records, all with the first label, and a plan of `rounds` rounds in all.
 
-        With a dp-sgd head the plan has `HEAD_STEPS` head steps. Without rounds they have the budget to themselves and
+        With a dp-sgd head the plan has `HEAD_STEPS` head steps. Without rounds these steps have the whole budget and
         draw with probability `q`; with rounds only their share of the budget matters, and they draw all records.
         """
         D = B * batches

@@ -23,7 +23,7 @@ from dpzv.version import VERSION
 
 __all__ = ["app", "main"]
 
-typer.core.HAS_RICH = False  # typer 0.20 would write defaults as "\\[default: 1]", for a colour mode not used here
+typer.core.HAS_RICH = False  # else typer 0.20 writes defaults as "\\[default: 1]", for a colour mode not used here
 app = typer.Typer(
     name="dpzv",
     help="Differentially private learning between organisations that hold different columns.",

@@ -47,7 +47,7 @@ def server(
     _log(quiet)
     summary = asyncio.run(serve(own, open_folder(own), lambda started: _on_signal(started.stop)))
     if summary is None:
-        typer.echo("dpzv: stopped; everything up to here is kept, the same command goes on.", err=True)
+        typer.echo("dpzv: stopped; everything up to here is kept, and the same command continues the run.", err=True)
         raise typer.Exit(130)
     result([summary], own.out, quiet=quiet, json=json)
 

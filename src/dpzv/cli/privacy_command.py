@@ -1,6 +1,6 @@
 """`dpzv privacy`: convert budgets, plan noise, read back what was spent, and the paper's theory in numbers.
 
-Nothing here imports torch, and `convert` and `plan` without a sampled head import no accountant either.
+Nothing here imports torch, and `convert` and `plan` without a sampled head do not import dp_accounting either.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def _figures(asked: PlanRequest) -> dict[str, Any]:
     made = make_plan(asked)
     paper_mu = mu_of(asked.epsilon, asked.delta_dp)
     paper_sigma = paper_sigma_dp(asked.C, asked.T, asked.D, paper_mu)
-    # the published rule, which is inversely proportional to mu, would claim this for the noise of the plan
+    # the published rule is sigma_dp = constant / mu, so given sigma_dp it returns the mu that it claims for this noise
     claimed = epsilon_of(paper_sigma_dp(asked.C, asked.T, asked.D, made.sigma_dp), asked.delta_dp)
     budget = ("sigma_dp", "mu", "epsilon", "epsilon_zero_out", "epsilon_replace_one", "delta_dp")
     values: dict[str, Any] = {
@@ -220,7 +220,7 @@ def _figures(asked: PlanRequest) -> dict[str, Any]:
         true_mu = true_mu_of_paper(paper_mu, asked.B, asked.D)
         values["epsilon_counted"] = epsilon_of(true_mu, asked.delta_dp)
         values["guarantee"] = (
-            "none: the published rule; epsilon_counted is the least that devices, who know the batches, have"
+            "none: this is the published rule; for devices, who know the batches, epsilon is at least epsilon_counted"
         )
     return values
 

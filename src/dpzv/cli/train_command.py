@@ -68,7 +68,7 @@ def train(
 
     tree = tree_of(recipe, set_)
     config = configuration.parse(tree)
-    from dpzv.runtime.run import start  # torch comes with it, so a wrong configuration is refused before
+    from dpzv.runtime.run import start  # imports torch, so the configuration is checked first
 
     folder = out or Path("runs") / f"{Path(recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     runs = [(config, folder)]

@@ -73,8 +73,8 @@ def keyed(ids: Sequence[str], key: bytes) -> NDArray[np.uint8]:
 def aligned(server: NDArray[np.uint8], devices: Sequence[NDArray[np.uint8]], least: int = 1) -> Alignment:
     """The ids that all parties share, sorted by hash; `server` and each of `devices` is uint8 [rows, 16].
 
-    A party that repeats a hash is refused, and so are fewer shared ids than `least` (the batch size, since fewer
-    records make no batch); the sentence gives the counts of every party.
+    Raises `DataError` if a party repeats a hash, or if fewer ids than `least` are shared (the batch size, since fewer
+    records make no batch); the message gives the counts of every party.
     """
     parties = [_as_words(where, array) for where, array in zip(_names(len(devices)), [server, *devices], strict=True)]
     orders = [np.argsort(words, kind="stable") for words in parties]

@@ -33,7 +33,7 @@ class Availability:
 
 
 def names() -> tuple[str, ...]:
-    """Names of all data sets: the default one, then those installed, those fetched, and those read from own files."""
+    """Names of all data sets: the default, then those installed, those fetched, those read from the user's files."""
     return tuple(_cards())
 
 

@@ -146,7 +146,7 @@ def _category(block: NDArray[np.float32], series: pd.Series, column: Column, abs
     if numeric != isinstance(column.values[0], int):
         raise ConfigError(
             f"data column '{column.name}' holds {'numbers' if numeric else 'text'}, but its category values "
-            f"are such as {column.values[0]!r}; write the values in the same kind."
+            f"are such as {column.values[0]!r}; write numbers for numbers and text for text."
         )
     codes = pd.Index(column.values).get_indexer(pd.Index(series))
     codes[absent] = -1

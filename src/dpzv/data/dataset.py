@@ -26,7 +26,7 @@ class Dataset:
     ids, from 0).
     y_train, y_test: int64 for `binary` (0, 1) and `classes` (0 .. n_classes-1), float32 for `regression`.
     n_classes: 2 for `binary`, 0 for `regression`; a public constant, never counted from labels.
-    fingerprint: names the training records whatever their encoding, so that runs over the same records can be added up.
+    fingerprint: identifies the training records in any encoding, so that runs over the same records can be added up.
     source: one sentence on where the records come from.
     """
 
@@ -94,7 +94,7 @@ def from_arrays(
     """A checked `Dataset` from arrays.
 
     uint8 and int32 features stay as they are, all others become float32; `n_classes` is needed for `classes` only.
-    Without `devices` they are called ``device-1``, ...; without a `fingerprint` it is a hash of the training arrays.
+    By default the devices are called ``device-1``, ..., and the fingerprint is a hash of the training arrays.
     """
     one_of("task", task, get_args(Task))
     trains = tuple(_features(x, f"device {m}") for m, x in enumerate(train.x, 1))
@@ -142,7 +142,8 @@ def check(dataset: Dataset) -> None:
 def held_out(dataset: Dataset, share: float) -> Dataset:
     """`dataset` with this `share` of its training records, publicly chosen, in place of the test records.
 
-    For choosing settings without a look at the test records. The fingerprint is that of the smaller training set.
+    Settings are chosen with it, so that no test record is looked at. Its fingerprint is that of the smaller training
+    set.
     """
     D = len(dataset.y_train)
     train, test = holdout(D, share)
@@ -165,11 +166,11 @@ def _features(x: ArrayLike, where: str) -> NDArray[Any]:
         array = np.asarray(x)
         if array.dtype in (np.uint8, np.int32):
             return np.ascontiguousarray(array)
-        with np.errstate(over="ignore"):  # too large for float32 is infinite, which `check` refuses by name
+        with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite; `check` refuses it
             return np.ascontiguousarray(array, dtype=np.float32)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"features of {where} must be numbers in a rectangular array, got what numpy refuses ({error}); "
+            f"features of {where} must be numbers in a rectangular array, but numpy refuses them ({error}); "
             "encode text and fill gaps first."
         ) from error
 

@@ -131,14 +131,14 @@ def _from_hub(name: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise DataError(
-            f"data.encoder '{name}' is no folder here, and to fetch it from the Hugging Face hub the package "
-            "huggingface_hub is needed, which is not installed; run `pip install huggingface_hub`."
+            f"data.encoder '{name}' is not a folder here, and fetching it from the Hugging Face hub needs the package "
+            "huggingface_hub, which is not installed; run `pip install huggingface_hub`."
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=list(_FILES)))
     except (OSError, ValueError) as error:  # the hub's own errors are of these kinds
         said = (str(error).strip().splitlines() or ["no message"])[0]
         raise DataError(
-            f"data.encoder '{name}' is no folder here, and the Hugging Face hub did not give it ({said}); correct the "
-            f"name, check the connection, or leave it empty and run `{_INSTALL}`."
+            f"data.encoder '{name}' is not a folder here, and the Hugging Face hub did not give it ({said}); correct "
+            f"the name, check the connection, or leave it empty and run `{_INSTALL}`."
         ) from error

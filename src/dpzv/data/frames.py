@@ -26,7 +26,7 @@ class RawFrames:
     """The same records at every device of `card`: one raw frame each, and the labels `y`, int64 [records].
 
     digest: bytes that stand for the raw values. They enter the fingerprint in place of the encoded features,
-    so that two runs over the same records are known as such although their encodings differ.
+    so that two runs over the same records are recognised even if their encodings differ.
     """
 
     card: Card

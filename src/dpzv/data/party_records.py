@@ -47,11 +47,11 @@ class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ConfigError("data.features.columns must list at least one column, got none; name one with its kind.")
         for column in self.columns:
             if column.name == self.id:
-                raise ConfigError(f"the id column '{self.id}' is also in data.features.columns; ids are no features.")
+                raise ConfigError(f"the id column '{self.id}' is also in data.features.columns; remove it there.")
             if any(isinstance(value, str) and value != value.strip() for value in column.values):
                 raise ConfigError(
-                    f"data column '{column.name}' lists values with spaces around them, which those of the file "
-                    "lose; remove the spaces."
+                    f"data column '{column.name}' lists values with spaces around them, but values of the file are "
+                    "read without such spaces; remove the spaces."
                 )
 
 
@@ -205,7 +205,7 @@ def in_units(settings: LabelSettings, outputs: NDArray[np.floating]) -> NDArray[
 
 def _range(settings: LabelSettings) -> tuple[float, float]:
     if settings.low is None or settings.high is None:
-        raise ConfigError(f"a range belongs to a regression, but task is '{settings.task}'; ask for none.")
+        raise ConfigError(f"only a regression has a range, but task is '{settings.task}'; ask for no range.")
     return settings.low, settings.high
 
 

@@ -32,7 +32,7 @@ def blocks(file: str, names: Sequence[str]) -> Iterator[Block]:
     """The named columns of a file, some rows at a time."""
     path = Path(file)
     if not os.path.isfile(path):
-        raise DataError(f"{file} should be a party's data file, but there is none; check `file` in its [data] section.")
+        raise DataError(f"{file} should be a party's data file, but it does not exist; check `file` in [data].")
     return _parquet(path, names) if file.lower().endswith(".parquet") else _csv(path, names)
 
 
@@ -99,7 +99,7 @@ def _parquet(path: Path, names: Sequence[str]) -> Iterator[Block]:
 
 
 def _places(path: Path, header: Sequence[str], names: Sequence[str]) -> dict[str, int]:
-    """The places of the named columns. The first line of a file without a header is a record: it is not printed."""
+    """The places of the named columns. If none is there, the first line may be a record, so no error shows it."""
     if not set(names) & set(header):
         raise ConfigError(
             f"the first line of {path} must name its columns, but none of the {len(header)} there is one of the "

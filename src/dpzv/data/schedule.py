@@ -21,9 +21,9 @@ __all__ = ["BatchSchedule", "holdout", "public_order", "public_split"]
 def public_order(n: int, *parts: int | str) -> NDArray[np.int64]:
     """The permutation of 0..n-1 that the public stream called `parts` gives, int64 [n].
 
-    Sorted raw bits rather than `Generator.permutation`: two organisations must agree on it, and numpy
-    promises the raw bits for all versions but not what its methods make of them. The parts of a stream's name are
-    thus a format: with another word or order all parties would choose other records.
+    It sorts raw bits instead of calling `Generator.permutation`, since two organisations must get the same order: numpy
+    promises the same raw bits in all versions, but not the same results of its methods. The parts of a stream's name
+    are a format for the same reason: with another word or order all parties would choose other records.
     """
     bits = numpy_generator(*parts).bit_generator.random_raw(n)
     return np.argsort(bits, kind="stable").astype(np.int64, copy=False)
@@ -32,7 +32,7 @@ def public_order(n: int, *parts: int | str) -> NDArray[np.int64]:
 def public_split(n: int, held: int, *parts: int | str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Numbers of the training and of the `held` test records among n, in the public order of the stream `parts`.
 
-    Not stratified: a split that looks at labels would tie every record to every other.
+    The split is not stratified: if it looked at labels, the place of a record would depend on all other records.
     """
     order = public_order(n, *parts)
     return order[held:], order[:held]
@@ -41,8 +41,8 @@ def public_split(n: int, held: int, *parts: int | str) -> tuple[NDArray[np.int64
 def holdout(n: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sorted numbers of the training and the test records among n; `share` of them are for test (``data.holdout``).
 
-    Every party finds the same records without a message, and no label or feature has a part in it. The stream's name,
-    "holdout", and the rounding are a format.
+    Every party finds the same records without a message, and the choice depends on no label or feature. The stream's
+    name, "holdout", and the rounding are a format.
     """
     held = round(share * n) if 0 < share < 1 else 0
     if not 0 < held < n:
@@ -77,7 +77,7 @@ class BatchSchedule:
             )
         # the name of this random stream is a format: the server and device m must draw the same permutation
         order = public_order(self.D, self.seed, "schedule", self.m)
-        walk = np.concatenate([order, order[: self.B]])  # so that every batch is one piece of the walk
+        walk = np.concatenate([order, order[: self.B]])  # so that every batch is one contiguous piece
         walk.flags.writeable = False
         object.__setattr__(self, "_walk", walk)
         object.__setattr__(self, "order", walk[: self.D])

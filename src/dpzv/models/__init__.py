@@ -24,9 +24,9 @@ __all__ = ["MODELS", "Model", "NetworkRequest"]
 class NetworkRequest:
     """What a network is made from.
 
-    inputs: numbers a record (features, pixels, tokens) of its device. embedding: numbers a record that it gives.
-    hidden: ``devices.hidden``. start: one of the model's starts. encoder: finds the folder of ``data.encoder``.
-    generator: draws what is random at the start.
+    inputs: how many numbers (features, pixels, tokens) a record of its device has. embedding: how many numbers the
+    network gives for a record. hidden: ``devices.hidden``. start: one of the model's starts. encoder: finds the folder
+    of ``data.encoder``. generator: draws what is random at the start.
     """
 
     inputs: int

@@ -19,7 +19,7 @@ class StripCNN(nn.Module):
     """The two-layer CNN for a strip of an image: twice (3x3 convolution, 2x2 maximum, ReLU), then linear.
 
     Input: a strip of `rows` x `columns` pixels a record, [B, rows*columns] or [B, 1, rows, columns]; bytes are
-    scaled to [0, 1], floats are taken to be there. Output: [B, embedding].
+    scaled to [0, 1], floats must be in that range already. Output: [B, embedding].
     """
 
     CHANNELS = (8, 16)
@@ -48,13 +48,13 @@ class StripCNN(nn.Module):
 class PatchCNN(nn.Module):
     """The four-layer CNN for a square patch: four 3x3 convolutions with ReLU, then linear.
 
-    Behind the first, second and fourth is a 2x2 maximum. Input: [B, channels*side*side] in channel-row-column
+    A 2x2 maximum follows the first, second and fourth of them. Input: [B, channels*side*side] in channel-row-column
     order, bytes or floats in [0, 1]. Output: [B, embedding].
     """
 
     CHANNELS = (16, 32, 32, 64)
     GAIN = 1.5  # with it embeddings of photographs have a deviation of about 1
-    CONTRAST = 4.0  # over the deviation 1/4 of photographs' pixels
+    CONTRAST = 4.0  # 1 over the standard deviation of photographs' pixels, which is about 1/4
 
     def __init__(self, channels: int, side: int, embedding: int, generator: torch.Generator) -> None:
         super().__init__()

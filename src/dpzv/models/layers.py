@@ -18,7 +18,7 @@ __all__ = ["conv", "he", "linear_layer", "orthogonal", "projection", "train_last
 
 def linear_layer(weight: Tensor) -> nn.Linear:
     """A linear layer with this weight [outputs, inputs] and a bias of zeros."""
-    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")  # on this device nothing is drawn
+    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")  # torch draws no random weights on "meta"
     layer.weight, layer.bias = nn.Parameter(weight.contiguous()), nn.Parameter(torch.zeros(len(weight)))
     return layer
 
@@ -42,7 +42,7 @@ def he(shape: tuple[int, ...], generator: torch.Generator, gain: float = math.sq
 
 
 def orthogonal(outputs: int, inputs: int, generator: torch.Generator) -> Tensor:
-    """A random matrix [outputs, inputs] with orthonormal rows, or columns where there are more rows."""
+    """A random matrix [outputs, inputs] with orthonormal rows, or orthonormal columns if it is taller than wide."""
     tall = torch.randn(max(outputs, inputs), min(outputs, inputs), generator=generator)
     q: Tensor
     q, r = torch.linalg.qr(tall)

@@ -58,7 +58,7 @@ def require_rowwise(module: nn.Module, example: Tensor, *, name: str) -> int:
 
 
 def _replacements(example: Tensor, row: int) -> Iterator[Tensor]:
-    """The batch with `row` replaced by another record, by zeros, and for numbers by a large one."""
+    """The batch with `row` replaced by another record, by zeros and, if values are floats, by large numbers."""
     values = [example[row - 1], torch.zeros_like(example[row])]
     if example.is_floating_point():
         values.append(torch.full_like(example[row], 1e3))
@@ -69,7 +69,7 @@ def _replacements(example: Tensor, row: int) -> Iterator[Tensor]:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Bit-equal, so that NaN equals itself."""
+    """Whether both are bit-equal, so that NaN equals itself."""
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 

@@ -2,7 +2,7 @@
 
 Both see the features only through one matrix: the sum over records of the outer product of the row with
 itself, each row clipped to norm `R` and extended by a public constant `c`. Mean, scales and directions all
-follow from it. `pca_start` uses it as it is, which is free of budget only when labels alone are protected;
+follow from it. `pca_start` uses it as it is, which costs no budget only if labels alone are protected;
 `dp_pca_start` adds Gaussian noise to it first, once, drawn by the device itself and kept secret.
 """
 
@@ -43,7 +43,7 @@ def moment_sensitivity(R: float, c: float, neighbours: Neighbours) -> float:
     """How far one record moves the second-moment matrix, in Frobenius norm.
 
     Formal guarantee: `||v v^T||_F <= R^2 + c^2` (zero-out) and `||v v^T - w w^T||_F <= sqrt(2) (R^2 + c^2)`
-    (replace-one) for rows clipped to `R` and extended by `c`, since the cross term `-2 (v.w)^2` only helps.
+    (replace-one) for rows clipped to `R` and extended by `c`, since the cross term `-2 (v.w)^2` can only lower it.
     """
     return (R**2 + c**2) * outer_product_factor(neighbours)
 
@@ -61,7 +61,7 @@ def second_moment(x: ArrayLike, R: float, c: float) -> Matrix:
         chunk = rows[start : start + CHUNK].astype(np.float64)
         chunk[~np.isfinite(chunk).all(axis=1)] = 0.0
         if math.isfinite(R):
-            with np.errstate(over="ignore"):  # a norm that overflows becomes a row of zeros
+            with np.errstate(over="ignore"):  # a row whose norm overflows becomes zeros
                 chunk *= R / np.maximum(np.linalg.norm(chunk, axis=1, keepdims=True), R)
         extended = np.hstack([chunk, np.full((len(chunk), 1), c)])
         total += extended.T @ extended

@@ -21,7 +21,7 @@ from dpzv.models.layers import linear_layer, projection
 
 __all__ = ["ATTENTION", "TextEncoder", "load_bert", "make_text"]
 
-ATTENTION = "sdpa"  # torch's own kernel: it never holds all scores of a batch, and rows stay by themselves
+ATTENTION = "sdpa"  # torch's own kernel: it never holds all scores of a batch, and does not mix records
 
 
 class TextEncoder(nn.Module):
@@ -31,7 +31,7 @@ class TextEncoder(nn.Module):
     map's bias. The map starts as the identity where the embedding is as wide as the encoder, else as a random
     projection. Both are scaled by a public constant.
 
-    Formal guarantee: no branch or mask depends on other records of the batch, so that rows stay by themselves.
+    Formal guarantee: no branch or mask depends on other records of the batch, so every record is treated by itself.
     """
 
     GAIN = 5.5  # all-MiniLM-L6-v2's pooled states deviate by about 0.18, measured once on 5,500 Amazon reviews
@@ -53,8 +53,8 @@ class TextEncoder(nn.Module):
                 "lower data.tokens."
             )
         real = ids != self.pad
-        # a mask of this shape is used as it is; from a flat one transformers drops masks that hide nothing,
-        # which would let one record choose another computation for the whole batch
+        # transformers uses a mask of this shape as it is, but drops a flat mask if it hides nothing: then one record
+        # could change the computation for the whole batch
         hidden = torch.zeros(real.shape, device=ids.device).masked_fill_(~real, torch.finfo(torch.float32).min)
         states = self.encoder(input_ids=ids.long(), attention_mask=hidden[:, None, None, :]).last_hidden_state
         states = states * real.unsqueeze(2)
@@ -62,7 +62,7 @@ class TextEncoder(nn.Module):
         return embeddings
 
     def layers(self) -> list[list[nn.Module]]:
-        """The tables, then one entry for each transformer layer; the map goes with the last of them."""
+        """The embedding tables, then one entry for each transformer layer; the map belongs to the last entry."""
         encoder: Any = self.encoder
         blocks: list[list[nn.Module]] = [[block] for block in encoder.encoder.layer]
         blocks[-1].append(self.out)

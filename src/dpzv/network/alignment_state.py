@@ -28,7 +28,7 @@ FILE = "alignment.safetensors"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelRecords:
-    """The server's own records: hashed ids uint8 [n, 16], labels [n], and what they are."""
+    """The server's own records: hashed ids uint8 [n, 16], labels [n], their task, and a name for them."""
 
     hashes: NDArray[np.uint8]
     y: NDArray[Any]
@@ -56,7 +56,7 @@ class AlignmentState:
         return bool(self._rows)
 
     def needs(self, m: int, ids_sha256: str) -> bool:
-        """Whether device m must send its ids; a `PeerError` if they are not those the run began with."""
+        """Whether device m must send its ids; raises `PeerError` if they are not those the run began with."""
         if not self.complete:
             return m not in self._hashes or hashlib.sha256(self._hashes[m]).hexdigest() != ids_sha256
         if self._digests[m] != ids_sha256:
@@ -67,10 +67,10 @@ class AlignmentState:
         return False
 
     def take(self, m: int, hashes: bytes) -> None:
-        """Device m's hashed ids; once all are there, the shared records are found and stored."""
+        """Take device m's hashed ids; once all devices have sent theirs, find and store the shared records."""
         if len(hashes) % 16 or self.complete:
             raise PeerError(
-                f"device {m} must send its hashed ids once, 16 bytes each, got {len(hashes)} bytes; it is closed."
+                f"device {m} must send its hashed ids once, 16 bytes each, got {len(hashes)} bytes; its link is closed."
             )
         self._hashes[m] = hashes
         if len(self._hashes) == self._M:
@@ -78,7 +78,7 @@ class AlignmentState:
             self._settle(aligned(self._labels.hashes, arrays, self._least))
 
     def rows(self, m: int, mu_start: float = math.inf) -> Rows:
-        """What device m is told: its rows, in the common order, and what a private start of it may cost."""
+        """What device m is told: its rows, in the common order, and the mu that its private start may cost."""
         train, test = self._parts(m)
         return Rows(train.tobytes(), test.tobytes(), mu_start)
 
@@ -86,6 +86,7 @@ class AlignmentState:
         """What the server knows about the shared records, in the common order."""
         own, (train, test) = self._labels, self._parts(0)
         outputs = own.n_classes if own.task == "classes" else 1
+        # a ledger keeps the fingerprint, so these parts and their order are a format
         fingerprint = hashlib.sha256(own.hashes[train].tobytes() + own.y[train].tobytes()).hexdigest()
         return ServerRecords(own.name, own.task, outputs, own.y[train], own.y[test], fingerprint)
 

@@ -1,6 +1,7 @@
 """A network drives the server's run: batches arrive, wait for their turn, and share commits to the disk.
 
-One round is worked on at a time. Several may wait for the disk together, and a release is sent when its row is durable.
+One round is worked on at a time. Several releases may wait for the same write to the disk, and each is sent only when
+its row of the ledger is durable.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Arrivals:
         self._tests: dict[int, list[Evaluation]] = {}
         self._incoming: dict[int, list[Evaluation]] = {}
         self._open = False  # whether a round may begin now
-        self._last = time.monotonic()  # when the last one began
+        self._last = time.monotonic()  # when the last round began
         self._unclosed: Opened | None = None  # a round whose release is on its way, but which is not closed yet
         self._unsent: list[tuple[Peer, Opened]] = []  # releases that are not durable yet, and who waits for each
         self._scheduled = False  # whether a call of `_commit` is scheduled
@@ -152,8 +153,8 @@ class Arrivals:
     def _go_on(self, own: Peer | None = None) -> bytes:
         """Begin all rounds that may begin now, and see that their releases are committed and sent.
 
-        Devices whose batches come within the same turn of the event loop share a commit. Returns the answer to `own`
-        if it is committed at once: when commits cost nothing, or when every connected device has a release in this one.
+        Devices whose batches come within the same turn of the event loop share a commit. The commit is made at once
+        if it costs nothing, or if every connected device has a release in it; then the answer to `own` is returned.
         """
         while (batch := self._next()) is not None:
             try:
@@ -180,7 +181,7 @@ class Arrivals:
             return None
         self._close()
         M, server, network = self._run.plan.M, self._run.server, self._run.config.network
-        first: list[int] = []  # one of these must be next; if the list is empty, the oldest batch is
+        first: list[int] = []  # one of these must be next; if the list is empty, the oldest batch is next
         if network.order == "turns":
             first = [server.t % M + 1]
         elif network.max_delay:

@@ -29,7 +29,7 @@ __all__ = ["Conversation", "FeatureRecords"]
 
 LOG = logging.getLogger("dpzv.device")
 OVERHEAD = 64
-"""Bytes of a frame beside its embeddings, at most."""
+"""The most bytes of a frame that are not embeddings."""
 
 
 class FeatureRecords(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class Conversation:
             if device is None:
                 self.build(message)
         elif device is None or codec is None:
-            raise PeerError(f"the server sent {type(message).__name__} before the rows; it is closed.")
+            raise PeerError(f"the server sent {type(message).__name__} before the rows; the link is closed.")
         elif isinstance(message, Release) and device.waiting:
             device.receive(message)
             yield pack_message(codec, device.upload())
@@ -80,7 +80,7 @@ class Conversation:
         elif isinstance(message, Ask) and (message.what != "rounds" or not device.waiting):
             yield from self._asked(message, device, codec)
         else:
-            raise PeerError(f"the server sent {type(message).__name__} out of turn; it is closed.")
+            raise PeerError(f"the server sent {type(message).__name__} out of turn; the link is closed.")
         if self.device is not None and time.monotonic() - self._saved > self._config.runtime.checkpoint_seconds:
             self.save()
 
@@ -102,15 +102,15 @@ class Conversation:
         try:
             self._make(self._config, len(train), self._features.x[train], self._features.x[test], rows.mu_start)
         except ConfigError as error:
-            raise PeerError(f"the server's rows do not fit this run ({error}); it is closed.") from None
+            raise PeerError(f"the server's rows do not fit this run ({error}); the link is closed.") from None
         LOG.info("this is device %d: %d train records", self.m, len(train))
         if not self._folder.has_state:
-            self.save()  # a start with noise of its own is drawn once
+            self.save()  # a private start draws noise, so it is drawn once and kept
 
     def _welcomed(self, message: Welcome) -> Iterator[bytes]:
         if not 1 <= message.m <= self._M:
             raise PeerError(
-                f"the server says that this is device {message.m}, but the run has {self._M} devices; it is closed."
+                f"the server calls this device {message.m}, but the run has {self._M} devices; the link is closed."
             )
         self.m, self.run_id = message.m, message.run_id or self.run_id
         if message.mode == "predict" and self.device is None:
@@ -151,14 +151,16 @@ class Conversation:
     def _make(
         self, config: Config, D: int, x_train: NDArray[Any], x_test: NDArray[Any], mu_start: float = math.inf
     ) -> None:
-        """The device, with the weights of its checkpoint if there is one; its start may cost `mu_start`."""
+        """Make the device, with the weights of its checkpoint if it has one; a private start may cost `mu_start`."""
         m, M, noise = self.m, self._M, noise_of(config)
         plan = device_plan(config, m, M, D)
         if plan is not None and start_facts(plan.starts[m - 1]).private:
             if not mu_start <= plan.mu_start[m - 1]:  # never less noise than this party would take by itself
                 mu_start = plan.mu_start[m - 1]
             if not mu_start > 0:
-                raise PeerError(f"the server must leave more than 0 to a private start, got {mu_start}; it is closed.")
+                raise PeerError(
+                    f"a private start needs a mu above 0 from the server, got {mu_start}; the link is closed."
+                )
             costs = (*plan.mu_start[: m - 1], mu_start, *plan.mu_start[m:])
             plan = msgspec.structs.replace(plan, mu_start=costs)
         network = make_network(config, m, M, x_train, plan, noise)
@@ -169,11 +171,13 @@ class Conversation:
             self.run_id = self._folder.restore(self.device).run_id
 
     def _own_rows(self, data: bytes) -> NDArray[np.int64]:
-        """Row numbers of this device's file; anything else closes the server."""
+        """The row numbers in `data`; raises `PeerError` if this device's file does not have one of them."""
         n = len(self._features.x)
         rows = np.frombuffer(data, np.int64) if len(data) % 8 == 0 else np.array([-1])
         if len(rows) and not 0 <= rows.min() <= rows.max() < n:
-            raise PeerError(f"the server may name rows 0 to {n - 1} of this device's file, got others; it is closed.")
+            raise PeerError(
+                f"the server may name rows 0 to {n - 1} of this device's file, not others; the link is closed."
+            )
         return rows
 
     def _state(self) -> DeviceState:

@@ -1,6 +1,6 @@
 """A device's own folder: its checkpoint while it trains, and its weights once the run is finished.
 
-state.safetensors  weights/device-M.safetensors
+The files are `state.safetensors` and `weights/device-m.safetensors`, where m is the device's number.
 """
 
 from __future__ import annotations

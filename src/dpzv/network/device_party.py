@@ -29,7 +29,7 @@ UNHEARD = (
     "authority and not expired"
 )
 STAYING_PAUSE = 3.0
-"""Seconds between two attempts of a device that waits for somebody who wants predictions, at most."""
+"""The longest pause in seconds between two attempts of a device that waits to be asked for predictions."""
 
 
 class DeviceParty:
@@ -62,7 +62,7 @@ class DeviceParty:
             except (ConfigError, DataError) as error:
                 if not self.conversation.run_id:  # nothing has begun, so the operator is told at once
                     raise
-                LOG.error("%s", error)  # such as a certificate that is being renewed
+                LOG.error("%s", error)  # for example, a certificate is being renewed; try again later
             pause = 0.5 if time.monotonic() - began > 60 else min(longest, 2 * pause)
             try:
                 await asyncio.wait_for(self._stopping.wait(), pause * random.uniform(0.5, 1.0))
@@ -76,7 +76,7 @@ class DeviceParty:
             self._leaving = asyncio.create_task(self._leave())
 
     async def _connect(self, connector: Connector) -> bool:
-        """One link from its beginning to its end; true if the server said that it was the last, or on a stop."""
+        """One link from its beginning to its end; true if the server called it the last one, or after a stop."""
         talking = asyncio.current_task()
         assert talking is not None
         async with connector.connect() as stream:
@@ -86,7 +86,7 @@ class DeviceParty:
                     async with asyncio.timeout(GOODBYE_SECONDS):
                         await self._goodbye(stream, "stopped by its operator", final=False)
                         await asyncio.Event().wait()  # the server ends the stream, and `_talk` with it
-                talking.cancel()  # the server did not
+                talking.cancel()  # the server did not end it in time
 
             self._leave = leave
             try:
@@ -105,7 +105,7 @@ class DeviceParty:
     async def _talk(self, stream: Stream) -> bool:
         """Answer the server until its goodbye; true if the server says not to come back."""
         conversation = self.conversation
-        async with self._writing:  # a goodbye may come at any time
+        async with self._writing:  # `stop` may write a goodbye at any time
             await stream.write(conversation.hello())
         while True:
             frame = await stream.read()

@@ -49,7 +49,7 @@ ANSWER_SECONDS = 30.0
 GIVE_UP_SECONDS = 120.0
 """How long a device tries to reach the server before it answers, which frees its SuperNode until it is asked again."""
 ATTEMPT_SECONDS = 60.0
-"""A failed attempt and the pause after it take less: if more has passed since the last attempt, it had connected."""
+"""A failed attempt and the pause after it take less. So if more has passed since an attempt, it had connected."""
 
 server = ServerApp()
 client = ClientApp()
@@ -74,7 +74,7 @@ def serve_run(grid: Grid, context: Context) -> None:
     except Exception:
         LOG.exception("the run ended with an error")
         raise DpzvError("the run ended with an error; server.log in the server's `out` folder says why.") from None
-    assert summary is not None  # only Flower stops it, and that ends the process
+    assert summary is not None  # only Flower stops a run early, and then it ends this process
     over.set()
     if inviting.is_alive():
         inviting.join(2 * ANSWER_SECONDS)
@@ -95,7 +95,7 @@ def take_part(message: Message, context: Context) -> Message:
             raise ConfigError("the node config's `party` is the server's file (it has `listen`); give a device's.")
         words = message.content.config_records[KEY]
         if words["config_hash"] != agreed_hash(own.config):
-            raise ConfigError("this device has another run configuration than the server; give all the same file.")
+            raise ConfigError("this device and the server have different run configurations; give both the same file.")
         asyncio.run(_device(own, str(words["address"])))
     except Exception as raised:
         if isinstance(raised, DpzvError):
@@ -175,7 +175,7 @@ class _Invitations:
     def _ask(self) -> None:
         online = {info.node_id: info.last_activated_at for info in self._grid.get_nodes()}
         for message, (node, since) in list(self._open.items()):
-            if online.get(node, since) != since:  # it was started anew and does not know the message
+            if online.get(node, since) != since:  # the SuperNode was restarted and does not know the message
                 del self._open[message]
                 self._due[node] = time.monotonic() + AGAIN_SECONDS
         busy = {node for node, _ in self._open.values()}
@@ -184,7 +184,7 @@ class _Invitations:
         for node, message in zip(nodes, self._grid.push_messages(made), strict=True):
             if message:
                 self._open[message] = node, online[node]
-                TOLD.info("SuperNode %d is asked into the session.", node)
+                TOLD.info("SuperNode %d is asked to take part.", node)
 
     def _may_ask(self, node: int) -> bool:
         """Whether to ask a SuperNode now: it was never asked, or its pause is over and a device is missing."""
@@ -204,7 +204,7 @@ def _heard(reply: Message) -> str:
 
 
 def _log(handler: logging.Handler) -> None:
-    """Send our own lines, and warnings of others, to `handler`; Flower's lines go where they went."""
+    """Send our own lines, and warnings of others, to `handler`; Flower's own lines go where they went before."""
     handler.setFormatter(JsonLines())
     root = logging.getLogger()
     root.handlers = [handler]

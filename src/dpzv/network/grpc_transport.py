@@ -80,7 +80,7 @@ class GrpcStream:
     """
 
     def __init__(self, raw: Any, server: str = "") -> None:
-        """`raw` is the call; `server` is the name in the server's certificate, at the device's side."""
+        """`raw` is the call; `server` is the name in the server's certificate, given at the device's side only."""
         self.raw, self._server = raw, server
 
     @property
@@ -123,7 +123,7 @@ class GrpcStream:
             raise _lost(error) from error
 
     async def close(self) -> None:
-        """Say that nothing more comes; at the device's side."""
+        """Say that nothing more comes from this side; only devices call this."""
         try:
             await self.raw.done_writing()
         except _GONE as error:
@@ -131,7 +131,7 @@ class GrpcStream:
 
 
 class GrpcListener:
-    """A server at `address` (``host:port``; port 0: any free one), with the certificate of its files."""
+    """A server at `address` (``host:port``; port 0 means any free one), with the certificate of `credentials`."""
 
     def __init__(self, address: str, credentials: Credentials) -> None:
         self._asked, self._credentials = address, credentials
@@ -152,7 +152,7 @@ class GrpcListener:
             port = server.add_secure_port(self._asked, server_credentials(self._credentials))
         except RuntimeError as error:
             raise PeerError(
-                f"{self._asked} cannot be listened on ({error}); choose another `listen` address."
+                f"the server cannot listen on {self._asked} ({error}); choose another `listen` address."
             ) from None
         await server.start()
         self.port, self.address = port, f"port {port}"

@@ -78,7 +78,7 @@ def issue_certificate(
 ) -> x509.Certificate:
     """The certificate of party `name`, for servers and clients, which is reached as `name` and as each of `hosts`.
 
-    It is valid for `days` from `now`, and is refused if the authority ends before it.
+    It is valid for `days` from `now`; raises `ConfigError` if the authority expires earlier.
     """
     now = now or datetime.now(UTC)
     subject, issuer = _subject(party_name(name)), authority.certificate.subject

@@ -30,9 +30,9 @@ __all__ = ["Predictor"]
 
 LOG = logging.getLogger("dpzv.predict")
 SECONDS = 60.0
-"""How long a device may be silent while it is asked."""
+"""How long a device may be silent before the next frame of its answer."""
 AT_ONCE = 8192
-"""Records that the head is run on at once, as soon as so many are complete."""
+"""The head is run as soon as this many records are complete."""
 
 
 class _Unable(PeerError):
@@ -49,7 +49,8 @@ class Predictor:
             raise DataError(f"{folder.path} holds no finished run; train it to its end first.")
         self._config, self._names = config, config.network.devices
         self._ids, self._hashed = wanted, asyncio.Event()
-        AlignmentState(folder.path, labels, len(self._names), config.data.holdout, 1)  # refuses other records
+        # this raises if the server's records are not those of the run
+        AlignmentState(folder.path, labels, len(self._names), config.data.holdout, 1)
         self._ledger = read_ledger(folder.path)
         widths = per_device("devices.embedding", config.devices.embedding, len(self._names))
         self._offsets = np.cumsum([0, *widths])
@@ -131,9 +132,9 @@ class Predictor:
             if isinstance(message, Done) and came == len(rows):
                 return
             if not isinstance(message, Evaluation) or message.h.shape[1] != columns.stop - columns.start:
-                raise PeerError(f"device {m} must send embeddings, got {type(message).__name__}; it is closed.")
+                raise PeerError(f"device {m} must send embeddings, got {type(message).__name__}; its link is closed.")
             if message.start != came or came + len(message.h) > len(rows):
-                raise PeerError(f"device {m} sent embeddings of records that were not asked for; it is closed.")
+                raise PeerError(f"device {m} sent embeddings of records that were not asked for; its link is closed.")
             self._rows[came : came + len(message.h), columns] = message.h
             self._came[m - 1] = came = came + len(message.h)
             self._go_on()
@@ -147,10 +148,10 @@ class Predictor:
             self._done = max(self._done, ready)
 
     def _found(self, m: int, hashes: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """The device's row of every wanted record; refused, with their number, if it lacks some."""
+        """The device's row of every wanted record; raises `_Unable` with the number of those that it lacks."""
         words, wanted = np.ascontiguousarray(hashes).view(np.uint64), self._wanted  # [n, 2]
         if not len(words):
-            words = ~wanted[:1]
+            words = ~wanted[:1]  # a stand-in that is not the hash of a wanted record
         order = np.argsort(words[:, 0])  # by the first half of the hash, in which no two ids agree by chance
         at = np.searchsorted(words[order, 0], wanted[self._order, 0])  # sorted queries are four times as fast
         rows = np.empty(len(wanted), np.int64)

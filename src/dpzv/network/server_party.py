@@ -1,7 +1,8 @@
 """The server of a networked run: it meets the devices, aligns records, fills its table, and works through the rounds.
 
-Every device has one stream. Its name is the one that the transport has verified, so it can only act as itself. A device
-that breaks the protocol is closed, and the run goes on; it may come back, and goes on where the ledger says it is.
+Every device has one stream. The transport verifies the name of the device, so a device can only act as itself. The link
+of a device that breaks the protocol is closed, and the run goes on. The device may come back, and then it goes on at
+its position in the ledger.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = ["ServerParty", "greet", "hashed_ids"]
 
 LOG = logging.getLogger("dpzv.server")
 IDS_SECONDS = 600.0
-"""How long a device may take to send its ids: a million over a slow line."""
+"""How long a device may take to send its ids; this is enough for a million of them over a slow line."""
 FIRST_WORD_SECONDS = 30.0
 """How long a new connection may stay silent."""
 FAREWELL_SECONDS = LONGEST_PAUSE + 10
@@ -42,13 +43,13 @@ async def greet(stream: Stream, config: Config) -> tuple[int, wire.Hello]:
     """The number of the device at the other end and its hello; refuses strangers and other configurations."""
     name, names = stream.peer_name, config.network.devices
     if name not in names:
-        raise PeerError(f"'{name}' is not a device of this run, which has {', '.join(names)}; it is closed.")
+        raise PeerError(f"'{name}' is not a device of this run, which has {', '.join(names)}; its link is closed.")
     hello = wire.unpack(None, await next_frame(stream, FIRST_WORD_SECONDS))
     if not isinstance(hello, wire.Hello):
-        raise PeerError(f"'{name}' must say hello first, got {type(hello).__name__}; it is closed.")
+        raise PeerError(f"'{name}' must say hello first, got {type(hello).__name__}; its link is closed.")
     if hello.protocol != wire.PROTOCOL:
         raise PeerError(
-            f"'{name}' speaks protocol {hello.protocol} (dpzv {wire.shown(hello.version)}), this server "
+            f"'{name}' speaks protocol {hello.protocol} (dpzv {wire.shown(hello.version)}), this server speaks "
             f"{wire.PROTOCOL} (dpzv {VERSION}); install the same version."
         )
     if hello.config_hash != wire.agreed_hash(config):
@@ -62,7 +63,7 @@ async def hashed_ids(peer: Peer) -> bytes:
     if isinstance(ids, wire.Ids) and len(ids.hashes) % 16 == 0:
         return ids.hashes
     got = f"{len(ids.hashes)} bytes" if isinstance(ids, wire.Ids) else type(ids).__name__
-    raise PeerError(f"device {peer.m} must send its hashed ids, 16 bytes each, got {got}; it is closed.")
+    raise PeerError(f"device {peer.m} must send its hashed ids, 16 bytes each, got {got}; its link is closed.")
 
 
 class ServerParty:
@@ -98,7 +99,7 @@ class ServerParty:
                 LOG.info("records: %s", self._alignment.counts)
                 self._run = run = stack.enter_context(open_run(self._config, self._alignment, self._folder))
                 self._arrivals = arrivals = Arrivals(run, self._peers)
-                self._finished = self._folder.finished  # true if it was started again for devices that were away
+                self._finished = self._folder.finished  # true after a restart for devices that were away
                 self._aligned.set()
                 summary = self._folder.read_summary() if self._finished else await self._train(run, arrivals)
                 if summary is not None:
@@ -253,7 +254,7 @@ class ServerParty:
                 raise LinkLost("the stream ended without a goodbye")
             message = wire.unpack(run.codecs[m - 1], frame)
             if isinstance(message, (Embeddings, Fill, Evaluation)) and message.m != m:
-                raise PeerError(f"device {m} spoke for device {message.m}; it is closed.")
+                raise PeerError(f"device {m} spoke for device {message.m}; its link is closed.")
             if isinstance(message, wire.Stop):
                 self._goodbye(peer, message)
                 return
@@ -270,7 +271,7 @@ class ServerParty:
             elif isinstance(message, wire.Done) and message.what == "evaluate":
                 arrivals.evaluated(m)
             else:
-                raise PeerError(f"device {m} sent {type(message).__name__} out of turn; it is closed.")
+                raise PeerError(f"device {m} sent {type(message).__name__} out of turn; its link is closed.")
 
     def _goodbye(self, peer: Peer, stop: wire.Stop | None) -> None:
         if stop is None:

@@ -31,7 +31,10 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """Where a run is. `stage` is waiting, filling, rounds or finished; epsilon is `None` without a budget."""
+    """Where a run is. Without a budget, both epsilons are `None`.
+
+    `stage` is "waiting for the parties", "filling the table", "rounds" or "finished".
+    """
 
     time: float
     stage: str
@@ -106,4 +109,6 @@ async def serve_metrics(address: str, status: Callable[[], Status]) -> asyncio.S
     try:
         return await asyncio.start_server(answer, host or "127.0.0.1", int(port))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"metrics = '{address}' cannot be listened on ({error}); give another host:port.") from None
+        raise ConfigError(
+            f"the server cannot listen on metrics='{address}' ({error}); give another host:port."
+        ) from None

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 LONGEST_PAUSE = 30.0
-"""Seconds between two attempts of a device to connect, at most."""
+"""The longest pause in seconds between two attempts of a device to connect."""
 
 GOODBYE_SECONDS = 5.0
 """How long a party waits for the other side's last frames once one of them has said goodbye."""
@@ -47,7 +47,7 @@ class Stream(Protocol):
 
     @property
     def peer_name(self) -> str:
-        """The verified name of the party at the other end; a `PeerError` if it has none that a party can have."""
+        """The verified name of the party at the other end; raises `PeerError` if it has no valid name of a party."""
 
     async def read(self) -> bytes | None:
         """The next frame, or `None` once the other side has ended the stream.

@@ -1,6 +1,6 @@
 """What parties say to each other besides the messages of `protocol/`: hello, who is who, alignment, requests, goodbye.
 
-A frame is one byte that tells which of the two it is, then MessagePack. Anything malformed is a `PeerError`.
+A frame is one byte that says which of the two kinds it holds, then MessagePack. A malformed frame raises `PeerError`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 MAX_CONTROL = 1 << 24
-"""Bytes of a control message, ids and rows apart: the longest is a request to predict two million records."""
+"""The most bytes of a control message that is not `Ids` or `Rows`: a request to predict two million records."""
 
 PART = 1 << 18
 """Bytes of the longest frame that every transport sends in one piece; a longer one may go in parts."""
@@ -98,9 +98,9 @@ class Rows(_Control, frozen=True, tag="rows"):
 
 
 class Ask(_Control, frozen=True, tag="ask"):
-    """Server -> device: send the first fill, begin the rounds, send test embeddings, or those of `rows`.
+    """Server -> device: send the first fill, begin the rounds, send test embeddings, or send embeddings of `rows`.
 
-    `start` is the train record from which the fill goes on.
+    `rows` are row numbers of the device's file, int64. `start` is the train record from which the fill goes on.
     """
 
     what: Literal["fill", "rounds", "evaluate", "predict"]
@@ -140,6 +140,7 @@ def pack_message(codec: Codec, message: Message) -> bytes:
 def unpack(codec: Codec | None, frame: bytes) -> Control | Message:
     """What a frame says; without a codec only control messages are allowed."""
     kind, body = frame[:1], memoryview(frame)[1:]
+    # the four bytes after the array's header begin the tag, as MessagePack writes it: "ids" or "rows"
     most = MAX_FRAME if kind == MESSAGE or frame[2:6] in (b"\xa3ids", b"\xa4row") else MAX_CONTROL
     if len(frame) > most:
         raise PeerError(f"a frame of this kind has at most {most} bytes, got {len(frame)}; the peer is closed.")
@@ -157,13 +158,13 @@ def unpack(codec: Codec | None, frame: bytes) -> Control | Message:
 
 
 def agreed_hash(config: Config) -> str:
-    """The hash of what all parties must agree on: everything but the paths and machines of each of them."""
+    """The hash of what all parties must agree on: everything except each party's own paths and machine."""
     change = msgspec.structs.replace
     agreed = change(
         config,
         recipe="",
         data=change(config.data, path="", columns=(), encoder=""),
-        # only the server has the ledgers of earlier runs; it tells devices what these leave to a start
+        # only the server has the ledgers of earlier runs; it tells devices how much these leave to a private start
         privacy=change(config.privacy, parents=()),
         table=change(config.table, path=""),
         runtime=change(config.runtime, accelerator="cpu", threads=0, checkpoint_seconds=30.0),

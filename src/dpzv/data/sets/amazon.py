@@ -1,8 +1,8 @@
 """`amazon`: is a review positive? Three devices hold the thirds of its text as token ids.
 
 ``data.path`` is a folder with train and test files (the official train.csv and test.csv, or .jsonl, .jsonl.xz), or
-one .jsonl file whose rows say their split. In a folder, a row whose split is not that of its file is left out: a file
-with both splits may serve as train.jsonl beside other reviews for test.
+one .jsonl file whose rows say their split. In a folder, a row whose split is not that of its file is left out, so a
+file with both splits may serve as train.jsonl beside other reviews for test.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS = (".csv", ".jsonl", ".jsonl.xz")
 _SPLITS = ("train", "test")
 _CHUNK = 8192  # texts tokenised at once
 _SILENT = re.compile(r"[\W_]+")
-_FORMAT = b"2"  # changes with what the cache holds
+_FORMAT = b"2"  # a part of the cache's key: it must change when what the cache holds changes
 
 
 class Review(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ def load(wanted: Wanted) -> Dataset:
     """Reviews as int32 token ids [D, tokens/3] a device, by the tokenizer of `wanted.encoder`; see `encoder.Cutter`.
 
     Rows marked `dup` and test texts that occur in training (but for case, spaces and punctuation) are left out.
-    Tokenised once: the result is kept in the data folder.
+    Texts are tokenised once, and the result is kept in the data folder.
     """
     files = _files(wanted.folder)
     folder = encoder_folder(wanted.encoder)

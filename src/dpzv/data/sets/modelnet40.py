@@ -39,8 +39,8 @@ _SEEN = "test_equals_a_train_object"
 def load(wanted: Wanted) -> Dataset:
     """The views of a folder or an .npz file: twelve devices, uint8 [D, 1024], row after row.
 
-    Pictures of a folder become grey and 32x32 once; the result is kept in the data folder. Test objects flagged as
-    equal to a training object are left out.
+    Pictures of a folder are made grey and 32x32 once, and the result is kept in the data folder. Test objects flagged
+    as equal to a training object are left out.
     """
     path = wanted.folder
     arrays = _from_folder(path) if path.is_dir() else _from_npz(path)
