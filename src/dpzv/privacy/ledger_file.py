@@ -212,7 +212,7 @@ def _lock(path: Path) -> int:
 
 
 def _connect(path: Path, *, durable: bool) -> sqlite3.Connection:
-    """Connect; a `durable` commit is on the disk when it returns, any other survives the process but not the machine."""
+    """Connect. A `durable` commit is on the disk when it returns; another survives the process but not the machine."""
     connection = sqlite3.connect(path, isolation_level=None, timeout=5.0, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode = WAL")

@@ -62,7 +62,7 @@ def make_plan(asked: PlanRequest) -> PrivacyPlan:
 
 
 def _with_events(plan: PrivacyPlan) -> PrivacyPlan:
-    """The plan with the list of all events that its ledger may admit; a head whose noise is not known yet is left out."""
+    """The plan with a list of all events that its ledger may admit; a head whose noise is not known yet is left out."""
     head = plan.head_steps and (plan.z or math.isinf(plan.epsilon))
     events = (
         *((capped_releases(plan),) if plan.T else ()),
@@ -133,8 +133,7 @@ def _exact(asked: PlanRequest) -> PrivacyPlan:
             return plan
         if accountant.lattice_delta(plan.cost.lattice, plan.epsilon) <= share * plan.delta_dp:
             return _claimed(_with_head(plan, delta_dp))
-    # Here e^epsilon times the lattice distance is above delta_dp. Concentrated DP has no such term, but it cannot account
-    # for secret sampling.
+    # e^epsilon times the lattice distance is above delta_dp; concentrated DP has no such term, but allows no sampling
     whole = zcdp_mu_of(asked.epsilon, asked.delta_dp)
     left = whole**2 - accountant.gaussian_mu(before, asked.neighbours) ** 2
     if asked.head_steps or accountant.sampled(before) or left <= 0:
@@ -271,8 +270,7 @@ def _refuse_uncovered(asked: PlanRequest) -> None:
         _refuse_useless(asked)
         return
     if asked.T == 0:
-        # Nothing is released, so any start is covered, and any head that stays at the server. A private head may leave,
-        # so it must be covered.
+        # nothing is released: any start is covered, and any head that stays at the server; but a private head may leave
         if head_rule.mechanism and asked.head_steps:
             _refuse_inexact(asked)
         return
