@@ -58,7 +58,7 @@ class HeadRule(ABC):
         self.velocity: list[torch.Tensor] = []
 
     def output(self, t: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
-        """The head's output [B, n] for `rows` in round t, at w_0. A rule may use the `offset`, which is +lam or -lam."""
+        """The head's output [B, n] for `rows` in round t, at w_0; a rule may use the `offset`, which is +lam or -lam."""
         output: torch.Tensor = self.head(rows)
         return output
 
@@ -132,7 +132,7 @@ def make_head_rule(name: HeadRuleName, parts: HeadParts) -> HeadRule:
 
 
 class Refit(Struct, frozen=True, kw_only=True):
-    """How the final head is fitted: passes over the table, records per step, Adam's step size, the seed of the order."""
+    """How the final head is fitted: passes over the table, records per step, Adam's step size, seed of the order."""
 
     epochs: int
     batch: int

@@ -218,7 +218,7 @@ def make_server_rule(
 def check_length(Delta: NDArray[np.float64], expected: int) -> None:
     """Refuse an answer of another length than the method's."""
     if len(Delta) != expected:
-        raise PeerError(f"an answer of {expected} numbers was expected, got {len(Delta)}; the server is closed.")
+        raise PeerError(f"expected an answer of {expected} numbers, got {len(Delta)}; the connection is closed.")
 
 
 def _class_of(facts: MethodFacts, side: str) -> Any:

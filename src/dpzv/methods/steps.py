@@ -1,4 +1,4 @@
-"""Step sizes over the rounds, directions, and steps. All use of a released value is post-processing: it costs nothing."""
+"""Step sizes, directions and steps. Whatever is done with a released value is post-processing and costs no budget."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Steps:
     T: int
 
     def at(self, t: int) -> float:
-        """The step size of round t: `eta`, or less as the schedule falls to 0. Rounds count from 1; 0 is before them."""
+        """The step size of round t: `eta`, or less where the schedule falls to 0. Rounds count from 1; 0 is the start."""
         passed = (max(t, 1) - 1) / self.T
         if self.schedule == "linear":
             return self.eta * (1 - passed)

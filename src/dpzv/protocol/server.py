@@ -1,6 +1,6 @@
 """The server as a state machine without I/O: it holds labels, embedding table and w_0.
 
-A peer's bad message raises `PeerError` and changes nothing; a bad *value* never does: a row that is not
+A peer's bad message raises `PeerError` and changes nothing. A bad *value* raises nothing: a row that is not
 finite is stored as zeros and contributes 0, since a refusal that depends on a record would be a release.
 """
 
@@ -25,9 +25,9 @@ __all__ = ["Delays", "Schedules", "Server"]
 
 @dataclass(slots=True)
 class Delays:
-    """How old the entries were that rounds have used: the sum of their tau, how many, and the largest, in rounds.
+    """How old the table's entries were when rounds used them: the sum of their tau, their number and the largest tau.
 
-    Only one round in M + 1 is measured, so that of devices that take turns each is measured equally often.
+    Only one round in M + 1 is measured, so that devices that take turns are all measured equally often.
     """
 
     total: int = 0
@@ -80,7 +80,7 @@ class Server:
         self.table.put(message.m, slice(message.start, end), _zeroed(message.h, _finite(message.h)), 0)
 
     def ask(self, message: Embeddings, contributes: NDArray[np.bool_] | None) -> Pending:
-        """Compute what round t+1 would release before its noise to a batch of device m; nothing moves yet.
+        """Compute what round t+1 would release for a batch of device m, before its noise; nothing moves yet.
 
         `contributes` [B] is false for records past their cap; `None` means all of them contribute.
         """
@@ -93,7 +93,7 @@ class Server:
         arrays, squares = message.h, 0.0
         for h in arrays:
             squares += float(np.vdot(h, h))
-        # a sum of squares is finite only if all its terms are; rows are looked at one by one where that is in doubt
+        # a sum of squares is finite only if all its terms are; if it is not, the rows are checked one by one
         if not math.isfinite(squares):
             finite = np.logical_and.reduce([_finite(h) for h in arrays])
             arrays = tuple(_zeroed(h, finite) for h in arrays)

@@ -20,7 +20,7 @@ __all__ = ["Arrival", "Speed", "VirtualClock", "equal_speeds", "speeds_of"]
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One device: seconds of compute a batch (their mean if `exponential`), bytes/s, seconds of latency."""
+    """One device: seconds of compute for a batch (their mean if `exponential`), bytes/s, seconds of latency."""
 
     compute: float
     exponential: bool
@@ -93,7 +93,7 @@ class VirtualClock:
         self._push(m, position, self.seconds + self._down[m - 1])
 
     def state(self) -> list[tuple[float, int]]:
-        """The queue as plain values, with the present time first (as device 0)."""
+        """The queue as plain values, with the present time first (as device 0); checkpoints store it in this order."""
         return [(self.seconds, 0), *((a.seconds, a.m) for a in self._queue)]
 
     def restore(self, state: list[tuple[float, int]]) -> None:
@@ -105,6 +105,6 @@ class VirtualClock:
     def _push(self, m: int, position: int, start: float) -> None:
         speed = self._speeds[m - 1]
         compute = speed.compute
-        if speed.exponential:
+        if speed.exponential:  # the stream's name is a format of seeded runs
             compute *= float(numpy_generator(self._seed, "clock", m, position).exponential())
         heapq.heappush(self._queue, Arrival(start + compute + self._up[m - 1], m))

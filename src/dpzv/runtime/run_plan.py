@@ -61,7 +61,7 @@ def plan_of(config: Config, D: int, M: int) -> PrivacyPlan:
         starts=per_device("devices.start", config.devices.start, M),
         start_share=privacy.start_share,
         head_batch=min(config.head.batch, D),
-        # without rounds the head in the loop is for nothing, unless it is the one that is kept
+        # without rounds there is no use for the head in the loop, unless it is the one that is kept
         head_steps=config.head.steps if T or config.head.final == "private" else 0,
         head_share=privacy.head_share,
         parents=parents_of([Path(folder) for folder in privacy.parents]),
@@ -82,7 +82,7 @@ def noise_of(config: Config) -> NoiseSource:
     """The noise source of a configuration."""
     if config.noise.source == "exact":
         return ExactNoise()
-    # devices know the run's seed; the stream has a name of its own, but whoever knows the seed can make it too
+    # Whoever knows the run's seed, as devices do, can make this noise too. The stream's name is a format of seeded runs.
     return SeededNoise(seed_of(config.train.seed, "noise"))
 
 

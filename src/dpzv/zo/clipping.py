@@ -75,7 +75,7 @@ def clipped_rows(
     if math.isinf(C):
         return terms.reshape(-1).cpu().numpy(), 1.0
     grid = math.ldexp(C, -GRID_BITS)
-    # rounding moves an entry by at most half a step, so the norm by sqrt(k)/2 steps; as much again covers float64 errors
+    # rounding moves an entry by at most half a step, so the norm by sqrt(k)/2 steps; as much again covers float64
     inside = C - math.sqrt(rows.shape[1]) * grid
     largest = terms.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
     norms = largest * torch.linalg.vector_norm(terms / largest, dim=1, keepdim=True)  # no square of a huge entry

@@ -59,7 +59,7 @@ class Perturbed:
         return out
 
     def row_blocks(self, i: int) -> Iterator[tuple[int, int, Tensor]]:
-        """For each block of matrix `i`, which holds whole rows: first row, end row and shift `offset*u`, to use at once."""
+        """First row, end row and shift `offset*u` of each block of matrix `i`; a shift must be used at once."""
         self.unread.discard(i)
         width = self.u.layout.parameters[i].shape[1]
         for block in self.u.layout.spans[i]:
