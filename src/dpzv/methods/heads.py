@@ -58,7 +58,7 @@ class HeadRule(ABC):
         self.velocity: list[torch.Tensor] = []
 
     def output(self, t: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
-        """The head's output [B, n] for `rows` in round t, at w_0; a rule may use the `offset`, which is +lam or -lam."""
+        """The head's output [B, n] for `rows` in round t, at w_0; a rule may use the `offset`, either +lam or -lam."""
         output: torch.Tensor = self.head(rows)
         return output
 

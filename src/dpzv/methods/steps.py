@@ -25,7 +25,7 @@ class Steps:
     T: int
 
     def at(self, t: int) -> float:
-        """The step size of round t: `eta`, or less where the schedule falls to 0. Rounds count from 1; 0 is the start."""
+        """The step size of round t: `eta`, or less if the schedule falls to 0. Rounds count from 1; 0 is the start."""
         passed = (max(t, 1) - 1) / self.T
         if self.schedule == "linear":
             return self.eta * (1 - passed)

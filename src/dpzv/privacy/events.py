@@ -178,5 +178,8 @@ def unpacked(packed: bytes, kind: type[T]) -> T:
 
 def _event_of(kind: type, value: Any) -> Any:
     if kind is not Event or not isinstance(value, dict) or value.get("type") not in Event.kinds:
-        raise PrivacyRefused(f"expected an event of a known kind ({', '.join(sorted(Event.kinds))}), got {value!r}.")
+        raise PrivacyRefused(
+            f"expected an event of a known kind ({', '.join(sorted(Event.kinds))}), got {value!r}; "
+            "read it with the version that wrote it."
+        )
     return msgspec.convert(value, Event.kinds[value["type"]])

@@ -103,7 +103,7 @@ class ExactNoise:
         # the check uses public numbers only: a total is at most divisor * 2^40, and noise never passes 64 scales
         if not divisor * 2.0**40 + 64 * scale < 2.0**63:
             raise ConfigError(
-                f"noise of {scale:.3g} grid steps does not fit in 64 bits; raise epsilon or lower the rounds."
+                f"noise of {scale:.3g} grid steps does not fit in 64 bits; raise epsilon or plan fewer rounds."
             )
         return (totals + self._drawn(scale, len(totals))) * grid / divisor
 

@@ -213,7 +213,7 @@ class PrivacyPlan(PlanRequest, frozen=True, kw_only=True):
 def start_event(plan: PrivacyPlan, m: int) -> Start:
     """The private start of the device with index `m` in `plan.starts`, with the noise that its `mu_start` needs."""
     if m not in private_starts(plan):
-        raise ConfigError(f"only a private start has noise, got '{plan.starts[m]}' for device {m}.")
+        raise ConfigError(f"only a private start has noise, got '{plan.starts[m]}' for device {m}; ask for no other.")
     factor = outer_product_factor(plan.neighbours)
     return Start(m=m, mu=plan.mu_start[m] / factor, noise_multiplier=factor / plan.mu_start[m] * (1 + SUM_SLACK))
 

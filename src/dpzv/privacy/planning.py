@@ -138,8 +138,8 @@ def _exact(asked: PlanRequest) -> PrivacyPlan:
     left = whole**2 - accountant.gaussian_mu(before, asked.neighbours) ** 2
     if asked.head_steps or accountant.sampled(before) or left <= 0:
         raise PrivacyRefused(
-            f"noise on integers keeps no epsilon as large as {asked.epsilon:g} beside a sampled head, and none beside "
-            "earlier runs that spent it; lower epsilon (below 30 is safe) or choose another head rule."
+            f"with noise on integers, epsilon={asked.epsilon:g} is too large beside a sampled head, or earlier runs "
+            "have spent it; lower epsilon (below 30 is safe) or choose another head rule."
         )
     return _claimed(_with_releases(_with_budget(asked, math.sqrt(left) * (1 - _SLACK), whole=whole)))
 
@@ -210,7 +210,7 @@ def _check_request(asked: PlanRequest) -> None:
     if asked.where == "uplink" and method.published != "uplink":
         others = listed(facts for facts in METHODS.values() if facts.published == "uplink")
         raise ConfigError(
-            f"{method.name}'s noise is on what comes back, got noise.where=uplink; choose downlink, or method {others}."
+            f"{method.name} adds noise to answers only, got noise.where=uplink; choose downlink, or method {others}."
         )
     if head_rule.two_points and not method.two_points:
         others = listed(facts for facts in METHODS.values() if facts.two_points)

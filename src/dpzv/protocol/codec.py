@@ -91,11 +91,11 @@ class Codec:
     def decode(self, frame: bytes | memoryview) -> Message:
         """The message of a frame; anything malformed is a `PeerError`, whatever its bytes."""
         if len(frame) > MAX_FRAME:
-            raise PeerError(f"a frame has at most {MAX_FRAME} bytes, got {len(frame)}; the peer is closed.")
+            raise PeerError(f"a frame has at most {MAX_FRAME} bytes, got {len(frame)}; the connection is closed.")
         try:
             wire = _DECODER.decode(frame)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise PeerError(f"a frame could not be decoded ({error}); the peer is closed.") from None
+            raise PeerError(f"a frame could not be decoded ({error}); the connection is closed.") from None
         if isinstance(wire, _Embeddings):
             return Embeddings(wire.m, wire.position, self._unpack(wire.h, wire.shape))
         if isinstance(wire, _Fill):
@@ -103,10 +103,12 @@ class Codec:
             return kind(wire.m, wire.start, *self._unpack((wire.h,), wire.shape))
         size, each = len(wire.Delta), self._answer.itemsize
         if not size or size % each:
-            raise PeerError(f"a release must hold numbers of {each} bytes each, got {size} bytes; the peer is closed.")
+            raise PeerError(
+                f"a release holds numbers of {each} bytes each, got {size} bytes; the connection is closed."
+            )
         numbers = np.frombuffer(wire.Delta, self._answer)
         if not np.isfinite(numbers).all():
-            raise PeerError("a release must hold finite numbers only, got others; the peer is closed.")
+            raise PeerError("a release must hold finite numbers only, got others; the connection is closed.")
         return Release(wire.t, wire.m, wire.position, numbers.astype(np.float64))
 
     def _pack(self, arrays: tuple[NDArray[np.float32], ...]) -> tuple[memoryview, ...]:
@@ -129,7 +131,7 @@ class Codec:
             for data in parts:
                 if min(shape) < 0 or max(shape) > MAX_FRAME or len(data) != expected:
                     raise PeerError(
-                        f"an array of shape {shape} has {expected} bytes, got {len(data)}; the peer is closed."
+                        f"an array of shape {shape} has {expected} bytes, got {len(data)}; the connection is closed."
                     )
                 arrays.append(np.frombuffer(data, self._type).reshape(shape).astype(np.float32, copy=False))
             if self._half and len(arrays) == 2:

@@ -75,7 +75,7 @@ class Server:
         if message.start < 0 or end > D or message.h.shape[1] != width or self.t > 0:
             raise PeerError(
                 f"device {message.m} may fill rows 0..{D} of width {width} before round 1, got rows "
-                f"{message.start}..{end} of width {message.h.shape[1]} in round {self.t}; the peer is closed."
+                f"{message.start}..{end} of width {message.h.shape[1]} in round {self.t}; the connection is closed."
             )
         self.table.put(message.m, slice(message.start, end), _zeroed(message.h, _finite(message.h)), 0)
 
@@ -143,13 +143,13 @@ class Server:
         if message.start < 0 or end > D_test or message.h.shape[1] != width:
             raise PeerError(
                 f"device {message.m} may send test rows 0..{D_test} of width {width}, got rows {message.start}..{end} "
-                f"of width {message.h.shape[1]}; the peer is closed."
+                f"of width {message.h.shape[1]}; the connection is closed."
             )
 
     def _width(self, m: int) -> int:
         """How many numbers an embedding of device m has; refuses a device that does not exist."""
         if not 1 <= m <= len(self.positions):
-            raise PeerError(f"devices are numbered 1 to {len(self.positions)}, got {m}; the peer is closed.")
+            raise PeerError(f"devices are numbered 1 to {len(self.positions)}, got {m}; the connection is closed.")
         return self.table.widths[m - 1]
 
     def check(self, message: Embeddings) -> None:
@@ -161,14 +161,14 @@ class Server:
         if message.position != expected:
             raise PeerError(
                 f"device {message.m} must send batch {expected} of its schedule, got {message.position}; "
-                "the peer is closed."
+                "the connection is closed."
             )
         shape = (self._schedules[message.m - 1].B, width)
         shapes = list(map(np.shape, message.h))
         if shapes != [shape] * self.method.facts.arrays:
             raise PeerError(
                 f"device {message.m} must send {self.method.facts.arrays} embeddings of {shape[0]} records of width "
-                f"{shape[1]}, got shapes {shapes}; the peer is closed."
+                f"{shape[1]}, got shapes {shapes}; the connection is closed."
             )
         self._checked[message.m] = message
 

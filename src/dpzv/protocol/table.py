@@ -41,7 +41,7 @@ class Table:
         self.times[m - 1, ids] = time
 
     def keep(self, m: int, ids: NDArray[np.int64], rows: torch.Tensor, time: int) -> None:
-        """Store device m's columns of `rows` [B, sum(widths)], the rows of records `ids`, made at device time `time`."""
+        """Store device m's columns of `rows` [B, sum(widths)] for the records `ids`, made at device time `time`."""
         columns = self.columns[m - 1]
         if self.h.is_cpu:
             _items(self.h, columns)[ids] = _items(rows, columns)

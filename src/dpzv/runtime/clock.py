@@ -60,7 +60,7 @@ def _parsed(value: float | str) -> tuple[float, bool]:
     except ValueError:
         seconds = -1.0
     if word != "exponential" or seconds <= 0:
-        raise ConfigError(f"devices.compute takes seconds or 'exponential SECONDS', got '{value}'.")
+        raise ConfigError(f"devices.compute takes seconds or 'exponential SECONDS', got '{value}'; give one of them.")
     return seconds, True
 
 

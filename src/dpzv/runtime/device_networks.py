@@ -52,7 +52,7 @@ def make_network(
     if start not in MODELS[model].starts:
         fitting = " or ".join(f"'{name}'" for name, kind in MODELS.items() if start in kind.starts)
         raise ConfigError(
-            f"start '{start}' needs devices.model = {fitting}, got '{model}' at device {m}; '{model}' starts by "
+            f"start '{start}' needs devices.model = {fitting}, got '{model}' at device {m}; '{model}' can start by "
             f"{' or '.join(MODELS[model].starts)}."
         )
     network = MODELS[model].make(

@@ -97,7 +97,7 @@ class Gate:
 
     @property
     def at_stake(self) -> float:
-        """The share of all planned head steps that a crash now would forfeit; 0 with seeded noise, which is repeated."""
+        """The share of all planned head steps that a crash now would forfeit; 0 with seeded noise, which repeats."""
         if not self.plan.head_steps or self._noise.name == "seeded":
             return 0.0
         return (self._paid - self._kept) / self.plan.head_steps

@@ -83,7 +83,7 @@ class Journal:
         return self.seconds_before + time.monotonic() - self._began
 
     def evaluate(self, rows: torch.Tensor, virtual_seconds: float) -> None:
-        """Measure the head in the loop on test rows, write a line of metrics, and note the targets that were reached."""
+        """Measure the head in the loop on test rows, write a line of metrics, and note the targets reached."""
         server, meter = self._server, self.meter
         self.metrics = found = self._measure(server.method.head, rows)
         self._epsilon_spent = self._gate.epsilon_spent

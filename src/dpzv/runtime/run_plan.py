@@ -82,7 +82,7 @@ def noise_of(config: Config) -> NoiseSource:
     """The noise source of a configuration."""
     if config.noise.source == "exact":
         return ExactNoise()
-    # Whoever knows the run's seed, as devices do, can make this noise too. The stream's name is a format of seeded runs.
+    # anybody who knows the run's seed, as devices do, can make this noise too; the stream's name is a format
     return SeededNoise(seed_of(config.train.seed, "noise"))
 
 

@@ -142,7 +142,7 @@ class ServerRun:
         if self.begun or message.start != expected:
             raise PeerError(
                 f"device {message.m} may fill row {expected} next, before the rounds begin, got row {message.start}; "
-                "the peer is closed."
+                "the connection is closed."
             )
         self.server.fill(message)
         self._rows[message.m] = expected + len(message.h)
@@ -154,7 +154,9 @@ class ServerRun:
     def fill_ends(self, m: int) -> None:
         """Device m says that its first fill is complete."""
         if self.begun or self._rows.pop(m, 0) < self.plan.D:
-            raise PeerError(f"device {m} must fill {self.plan.D} rows before the rounds begin; the peer is closed.")
+            raise PeerError(
+                f"device {m} must fill {self.plan.D} rows before the rounds begin; the connection is closed."
+            )
         self._filled.add(m)
 
     def begin(self, message: Embeddings, frame: bytes | memoryview) -> Opened:
@@ -223,8 +225,8 @@ class ServerRun:
         found = [Release(t, m, k, Delta) for t, to, k, Delta, _ in self.ledger.released() if to == m]
         if not 0 <= position <= len(found):
             raise PeerError(
-                f"device {m} is at batch {position}, but was sent {len(found)} releases in this run; its folder is "
-                "that of another run, or the server's ledger is an old copy."
+                f"device {m} is at batch {position}, but was sent {len(found)} releases in this run; its folder is of "
+                "another run, or the server's ledger is an old copy: check both."
             )
         return found[position:]
 
