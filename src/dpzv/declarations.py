@@ -1,4 +1,4 @@
-"""What every method, head rule and start is: one table, which all other code asks instead of comparing names.
+"""The facts about every method, head rule and start: tables that all other code asks instead of comparing names.
 
 A new method is its file in `methods/` and one entry here. No field has a default value, so an entry cannot be silent
 about a fact, and a name without an entry is refused wherever it comes up.
@@ -28,14 +28,14 @@ __all__ = [
 
 
 class MethodFacts(Struct, frozen=True, kw_only=True):
-    """Whose algorithm the rounds follow.
+    """The facts about a method, the algorithm that the rounds follow.
 
     module: its file in `methods/`; ``some_method.py`` holds the classes ``SomeMethodDevice`` and ``SomeMethodServer``.
     arrays: embeddings that a device sends for a batch.
-    numbers: how many numbers come back, given (B, width of an embedding, `train.q`, whether answers are clipped).
+    numbers: how many numbers come back, by (B, width of an embedding, `train.q`, whether answers are clipped).
     per_record: whether each number belongs to one record, instead of being a mean over the batch.
     backpropagates: whether a device moves by gradients through its raw features, so that w_m carries them unnoised.
-    published: where the published method puts its noise; only methods published with uplink noise can have it.
+    published: where the published method puts its noise; only a method with ``uplink`` here can have uplink noise.
     two_points: whether the head is evaluated at +lam and at -lam, which the head rule joint-zo needs.
     releases: what is released, in the words of the privacy statement.
     """
@@ -52,12 +52,13 @@ class MethodFacts(Struct, frozen=True, kw_only=True):
 
 
 class HeadRuleFacts(Struct, frozen=True, kw_only=True):
-    """How the server's own model w_0 moves.
+    """The facts about a head rule, by which the server's own model w_0 moves.
 
     place: ``file.Class`` in `methods/`.
     covered: whether w_0 moves by private quantities only, so that the exact account covers it and it may leave; a rule
     that is not covered reads labels without noise.
-    mechanism: the file in `privacy/` that makes steps of its own private, which the gate charges; empty: it has none.
+    mechanism: the file in `privacy/` that makes the rule's own steps private, which the gate charges; empty: it takes
+    no such steps.
     two_points: whether it needs a method that evaluates the head at +lam and at -lam.
     eta_0: its step size where `head.eta_0` is unset; gradient rules tolerate far larger steps than zeroth-order rules.
     """
@@ -71,10 +72,10 @@ class HeadRuleFacts(Struct, frozen=True, kw_only=True):
 
 
 class StartFacts(Struct, frozen=True, kw_only=True):
-    """Where a device's weights w_m come from before the first round.
+    """The facts about a start, which makes a device's weights w_m before the first round.
 
     reads: whether it reads the records without noise. private: whether it reads them with noise, which is charged.
-    given: whether the weights come from outside, from somebody who may have made them from these records.
+    given: whether somebody provides the weights, who may have made them from these records.
     """
 
     name: StartName

@@ -27,6 +27,6 @@ def outer_product_factor(neighbours: Neighbours) -> float:
     """How far one record moves a sum of outer products v v^T, in Frobenius norm and units of the largest ||v||^2.
 
     Replacing a row v by w moves it by ``||v v^T - w w^T||_F <= sqrt(||v||^4 + ||w||^4)``, since the cross term
-    ``-2 (v.w)^2`` can only lower it.
+    ``-2 (v.w)^2`` of the square only makes it smaller.
     """
     return math.sqrt(2) if neighbours == "replace-one" else 1.0

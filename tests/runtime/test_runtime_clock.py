@@ -64,7 +64,17 @@ def test_restore_continues_the_same_order() -> None:
     assert run(other, 50, at) == expected
 
 
-@pytest.mark.parametrize("value", ["exponential", "exponential -1", "normal 0.1", "exponential x", -1.0, 0.0])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "exponential",
+        "exponential -1",
+        "normal 0.1",
+        *(f"exponential {word}" for word in ("x", "nan", "inf")),
+        -1.0,
+        0.0,
+    ],
+)
 def test_bad_compute_is_refused(value: float | str) -> None:
     config = configuration.parse({"devices": {"compute": value}, "train": {"rounds": 1}})
     with pytest.raises(ConfigError, match=r"devices\.compute"):

@@ -90,7 +90,7 @@ def test_last_layers_is_a_setting_for_each_device() -> None:
     [
         ({"model": "cnn4"}, 112, "square images of 1 or 3 channels, got 112"),
         ({"model": "resnet18", "start": "gabor"}, 1024, "'cnn' or 'cnn4', got 'resnet18'"),
-        ({"model": "bert", "start": "gabor"}, 64, "got 'bert' at device 1; 'bert' starts by random or weights"),
+        ({"model": "bert", "start": "gabor"}, 64, "got 'bert' at device 1; 'bert' can start by random or weights"),
         ({"model": "cnn4", "last_layers": 6}, 768, "the 5 layers of this network, got 6"),
         ({"model": "resnet"}, 1024, "invalid enum value 'resnet'; choose one of: .* resnet18, bert"),
         ({"model": ["linear", "lineal"]}, 1024, "invalid enum value 'lineal'; choose one of: linear, "),

@@ -1,1 +1,1 @@
-"""One file a method, each reading like its paper's algorithm; how the server's model moves is in `heads.py`."""
+"""One file for each method, which reads like its paper's algorithm; how the server's model moves is in `heads.py`."""

@@ -1,12 +1,12 @@
 """`dp-sgd`: the server moves w_0 by its own noisy gradient steps, drawn in secret from the whole table.
 
-Amplification is real here because the coins are secret: one Bernoulli(q) per record and step, over all D
+Sampling amplifies privacy here because the coins are secret: one Bernoulli(q) per record and step, over all D
 records whether their row is filled or not (an empty row is zeros). The batch drawn, its size included,
 appears nowhere outside this file: not in a log, a metric or a status.
 
 Per-record gradients are clipped without ever making one gradient per record: the gradient of a linear layer for one
-record is an outer product, so its norm is a product of two norms and the clipped sum is one matrix product. All in
-float64: the clip then holds to a relative 1e-13.
+record is an outer product, so its norm is a product of two norms and the clipped sum is one matrix product. All of it
+is in float64, so that the clip holds to a relative 1e-13.
 """
 
 from __future__ import annotations

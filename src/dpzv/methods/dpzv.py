@@ -47,9 +47,9 @@ class DpzvServer(ServerRule):
     __slots__ = ()
 
     def answer(self, asked: Question) -> Answer:
-        """The mean of clipped differences; the unclipped ones never leave this function. The table keeps the midpoint.
+        """The mean of clipped differences; the unclipped ones never leave this function.
 
-        The asking device's columns are replaced by h_plus, then by h_minus.
+        The asking device's columns are h_plus for the first evaluation, then h_minus; the table keeps their midpoint.
         """
         (h_plus, h_minus), rows, y, lam = asked.h, asked.rows, asked.y, asked.lam
         with torch.no_grad():

@@ -1,7 +1,7 @@
 """How the server's model w_0 moves. The choice is part of the privacy claim.
 
 `joint-zo` and `frozen` move by released values or not at all, so the exact account covers them. `sgd` and
-`zo` are the paper's printed choices; they use labels without noise, and every later Delta carries that.
+`zo` are the paper's printed choices; they use labels without noise, and every later Delta depends on them.
 The private head `dp-sgd` has a file of its own. `declarations.py` lists them all.
 """
 
@@ -28,7 +28,7 @@ __all__ = ["Frozen", "HeadParts", "HeadRule", "JointZO", "OwnSGD", "OwnZO", "Ref
 
 
 class HeadParts(Struct, frozen=True, kw_only=True):
-    """What a head rule is made from; each takes what it needs.
+    """What a head rule is made from; each rule takes what it needs.
 
     `table` [D, K] and `y` [D] are all records, and `noise` is what makes steps over them private; rules without private
     steps of their own take none of the three.
@@ -47,8 +47,8 @@ class HeadParts(Struct, frozen=True, kw_only=True):
 class HeadRule(ABC):
     """Where w_0 is evaluated in round t, and how it moves after that round's release.
 
-    `velocity` has one tensor a parameter with momentum, else none; `noise_state` is what private noise remembers. Both
-    are part of a checkpoint.
+    `velocity` has one tensor for each parameter if the rule keeps momentum, else none; `noise_state` is the state of
+    the private noise. Both are part of a checkpoint.
     """
 
     noise_state: NoiseState = ()
@@ -58,7 +58,7 @@ class HeadRule(ABC):
         self.velocity: list[torch.Tensor] = []
 
     def output(self, t: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
-        """The head's output [B, n] for `rows` in round t: at w_0, unless the rule uses the `offset`, +lam or -lam."""
+        """The head's output [B, n] for `rows` in round t, at w_0; a rule may use the `offset`, either +lam or -lam."""
         output: torch.Tensor = self.head(rows)
         return output
 
@@ -82,7 +82,7 @@ class _Moving(HeadRule):
 
     def __init__(self, parts: HeadParts) -> None:
         super().__init__(parts)
-        # device 0 stands for the server, so no device has these directions; the stream's name is a format
+        # the number 0 stands for the server, so no device has these directions; the stream's name is a format
         self._u = Directions(parts.head, parts.seed, "direction", 0)
         self._steps, self._loss, self._lam = parts.steps, parts.loss, parts.lam
         self.velocity = still(parts.head) if parts.steps.momentum else []
@@ -125,14 +125,14 @@ class OwnSGD(_Moving):
 
 
 def make_head_rule(name: HeadRuleName, parts: HeadParts) -> HeadRule:
-    """The rule called `name`, made from `parts`; one that nobody declared is refused."""
+    """The rule called `name`, made from `parts`; a rule that is not declared is refused."""
     file, _, kind = head_rule_facts(name).place.partition(".")
     rule: HeadRule = getattr(importlib.import_module(f"dpzv.methods.{file}"), kind)(parts)
     return rule
 
 
 class Refit(Struct, frozen=True, kw_only=True):
-    """How the final head is fitted: passes over the table, records a step, Adam's step, and the seed of the order."""
+    """How the final head is fitted: passes over the table, records per step, Adam's step size, seed of the order."""
 
     epochs: int
     batch: int
@@ -141,10 +141,11 @@ class Refit(Struct, frozen=True, kw_only=True):
 
 
 def refit(head: torch.nn.Module, rows: torch.Tensor, y: torch.Tensor, loss: Loss, chosen: Refit) -> None:
-    """Fit `head` in place to `rows` [D, K] and `y` by Adam without noise, its step falling to 0 along a cosine.
+    """Fit `head` in place to `rows` [D, K] and `y` by Adam without noise; the step size falls to 0 along a cosine.
 
     This head never leaves the server. It is fitted after the last Delta, so that it costs no budget against devices; it
-    is never used for a release and never published.
+    is never used for a release and never published. The name of the stream that orders the records is a format of
+    seeded runs.
     """
     D = rows.shape[0]
     adam = torch.optim.Adam(head.parameters(), lr=chosen.eta)

@@ -1,6 +1,6 @@
 """What a method is: a rule for the devices and one for the server. `protocol/` carries what they exchange.
 
-`declarations.py` lists the methods and what each is; the rules of one are found through its entry there.
+`declarations.py` lists the methods and the facts about each; a method's rules are found through its entry there.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Answer(Struct, frozen=True):
 class Question(Struct, frozen=True):
     """Device m's batch at `position` of its schedule, in round t, as the server's rule sees it.
 
-    `rows` [B, k_1+...+k_M] are the table's rows of the batch, and `columns` are the asking device's, for which it sent
-    `h`: one or two embeddings [B, k]. `y` [B] are the labels. A record where `contributes` [B] is false adds 0; `None`
-    means that all contribute.
+    `rows` [B, k_1+...+k_M] are the table's rows of the batch, and `columns` are those of the asking device, which sent
+    `h` for them: one or two embeddings [B, k]. `y` [B] are the labels. A record where `contributes` [B] is false adds
+    0; `None` means that all contribute.
     """
 
     t: int
@@ -70,16 +70,16 @@ class Question(Struct, frozen=True):
     contributes: NDArray[np.bool_] | None = None
 
     def put(self, h: NDArray[np.float32]) -> None:
-        """Let the asking device's columns of `rows` be `h`."""
+        """Set the asking device's columns of `rows` to `h`."""
         if self.rows.is_cpu:
-            self.rows.numpy()[:, self.columns] = h  # torch's call costs more in a process just woken
+            self.rows.numpy()[:, self.columns] = h  # torch's call costs more in a process that was just woken
         else:
             self.rows[:, self.columns] = torch.tensor(h, device=self.rows.device)
 
 
 @dataclass(frozen=True, slots=True)
 class Uplink:
-    """Every embedding clipped to norm `C_h`, then noise of `sigma_h` on every entry; (inf, 0) sends it as it is.
+    """Clips every embedding to norm `C_h` and adds noise of `sigma_h` to every entry; (inf, 0) changes nothing.
 
     ``gaussian(shape, stream)`` gives standard normal numbers; the stream names what they are for, and the name is a
     format of seeded runs.
@@ -97,7 +97,7 @@ class Uplink:
         return h * (self.C_h / norms.clamp(min=self.C_h))
 
     def noised(self, h: torch.Tensor, *stream: int | str) -> torch.Tensor:
-        """`h`, detached, plus noise of its own for this stream."""
+        """`h`, detached, plus the noise of this stream."""
         h = h.detach()
         if not self.sigma_h:
             return h
@@ -105,10 +105,10 @@ class Uplink:
 
 
 class DeviceRule(ABC):
-    """What device m does in a round. It holds w_m (`network`) and, with momentum, one velocity beside it.
+    """What device m does in a round. It holds w_m (`network`) and, with momentum, a velocity of the same size.
 
-    Every method's rule is made from the same things: directions u of w_m, named by a public stream, the smoothing
-    radius lam, how far it steps, and how its embeddings are protected on their way up (`uplink`).
+    Every method's rule is made from the same parts: directions u of w_m, named by a public stream, the smoothing
+    radius lam, its step sizes (`steps`), and the protection of its embeddings on their way up (`uplink`).
     """
 
     def __init__(
@@ -130,18 +130,18 @@ class DeviceRule(ABC):
     def fill(self, x: torch.Tensor, start: int) -> torch.Tensor:
         """Embeddings of the train records `x` from `start` on, for the first fill of the server's table.
 
-        They are protected as any other embeddings of train records.
+        They are protected like all other embeddings of train records.
         """
         return self._uplink.noised(self.evaluate(x), "fill", self._m, start)
 
     @torch.no_grad()
     def evaluate(self, x: torch.Tensor) -> torch.Tensor:
-        """Embeddings of test records, clipped like those trained on; they are protected nowhere, so without noise."""
+        """Embeddings of test records, clipped like train records; they get no noise, since no claim protects them."""
         return self._uplink.clipped(self.network(x))
 
 
 class FirstOrder(DeviceRule):
-    """Sends h, keeps its graph until the answer comes, and backpropagates what that says about h."""
+    """Sends h, keeps its graph until the answer comes, and backpropagates what the answer says about h."""
 
     _h: torch.Tensor | None = None
 
@@ -167,8 +167,8 @@ class FirstOrder(DeviceRule):
 class ServerRule(ABC):
     """What the server computes in a round; w_0 then moves by its `head_rule`.
 
-    `C` clips one record's part of an answer; infinite: no clip. `q` is how many directions a method that perturbs
-    embeddings draws, from streams of the public `seed`.
+    `C` clips one record's part of an answer; infinity means no clip. `q` is the number of directions that a method
+    draws if it perturbs embeddings, from streams of the public `seed`.
     """
 
     facts: MethodFacts
@@ -188,7 +188,7 @@ class ServerRule(ABC):
 
     @abstractmethod
     def answer(self, asked: Question) -> Answer:
-        """What a batch is answered, before noise; nothing else that depends on labels leaves this function.
+        """The answer to a batch before its noise; nothing else that depends on labels leaves this function.
 
         On return `asked.rows` holds what the table keeps.
         """
@@ -218,7 +218,7 @@ def make_server_rule(
 def check_length(Delta: NDArray[np.float64], expected: int) -> None:
     """Refuse an answer of another length than the method's."""
     if len(Delta) != expected:
-        raise PeerError(f"an answer of {expected} numbers was expected, got {len(Delta)}; the server is closed.")
+        raise PeerError(f"expected an answer of {expected} numbers, got {len(Delta)}; the link is closed.")
 
 
 def _class_of(facts: MethodFacts, side: str) -> Any:

@@ -1,4 +1,4 @@
-"""Step sizes over the rounds. Whatever is done with a released value is post-processing and costs no budget."""
+"""Step sizes, directions and steps. Whatever is done with a released value is post-processing and costs no budget."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Steps:
     T: int
 
     def at(self, t: int) -> float:
-        """The step size of round t: `eta`, or falling to 0. Rounds count from 1; 0 is before them all."""
+        """The step size of round t: `eta`, or less if the schedule falls to 0. Rounds count from 1; 0 is the start."""
         passed = (max(t, 1) - 1) / self.T
         if self.schedule == "linear":
             return self.eta * (1 - passed)
@@ -53,13 +53,13 @@ class Directions:
     def __call__(self, number: int) -> Direction:
         """Direction `number`, a function of the name and the number alone."""
         if self._last is None or self._last[0] != number:
-            self._last = None  # the memory of the one before must be free before the new one takes its own
+            self._last = None  # the memory of the old direction must be free before the new one takes its own
             self._last = number, Direction(self._layout, seed_of(*self._name, number))
         return self._last[1]
 
 
 def zo_step(velocity: list[torch.Tensor], u: Direction, Delta: float, steps: Steps, t: int) -> None:
-    """w <- w - eta * Delta * u in round t, with momentum where `steps` has some."""
+    """w <- w - eta * Delta * u in round t, with momentum if `steps` has it."""
     if steps.momentum:
         momentum_step(velocity, u, Delta, eta=steps.at(t), momentum=steps.momentum)
     else:
@@ -74,7 +74,7 @@ def sgd_step(
     steps: Steps,
     t: int,
 ) -> None:
-    """w <- w - eta * gradient in round t, with momentum where `steps` has some."""
+    """w <- w - eta * gradient in round t, with momentum if `steps` has it."""
     if steps.momentum:
         torch._foreach_mul_(velocity, steps.momentum)
         torch._foreach_add_(velocity, gradients)

@@ -6,9 +6,9 @@
     server moves w_0                                              HeadRule.move (as published: `sgd`)
     device backpropagates the mean over the batch                 VaflDevice.update
 
-Privacy as published: every embedding is clipped and gets vector noise on its way up (`Uplink`). Ours, for labels: every
-record's gradient vector is clipped to norm C, and every entry gets noise on its way down. The vector belongs to one
-record, so no mean over the batch makes that noise smaller.
+Privacy as published: every embedding is clipped and gets vector noise on its way up (`Uplink`). Our protection of
+labels: every record's gradient vector is clipped to norm C, and every entry gets noise on its way down. The vector
+belongs to one record, so no mean over the batch makes that noise smaller.
 """
 
 from __future__ import annotations

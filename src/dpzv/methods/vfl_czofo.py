@@ -1,4 +1,4 @@
-"""VFL-CZOFO (Wang et al., 2024): cascaded; zeroth order between the parties, first order within each.
+"""VFL-CZOFO (Wang et al., 2024): a cascade that is zeroth order between the parties and first order within each.
 
     device m sends h = network(x; w_m)                                          VflCzofoDevice.embeddings
     server perturbs the batch's embeddings in q directions v_j and returns      VflCzofoServer.answer
@@ -7,7 +7,7 @@
     device rebuilds (1/q) * sum_j difference_j * v_j and backpropagates it      VflCzofoDevice.update
 
 The directions are standard normal [B, k], drawn by both sides from a public seed, so they cost no bytes. Privacy as
-published: every embedding is clipped and gets vector noise on its way up. Ours, for labels: every record's q
+published: every embedding is clipped and gets vector noise on its way up. Our protection of labels: every record's q
 differences are clipped to norm C together, and their means over the batch get noise.
 """
 
@@ -27,7 +27,10 @@ __all__ = ["VflCzofoDevice", "VflCzofoServer", "directions"]
 
 
 def directions(seed: int, q: int, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
-    """v_1 .. v_q of `shape` [B, k], one after the other; drawn on the CPU, where every party draws the same."""
+    """v_1 .. v_q of `shape` [B, k], one after the other; drawn on the CPU, where every party draws the same.
+
+    The name of the stream, and that of `seed` ("direction", m, position), are a format: both sides must agree on them.
+    """
     for j in range(q):
         yield torch.randn(shape, generator=torch_generator(seed, "embedding direction", j))
 

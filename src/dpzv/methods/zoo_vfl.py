@@ -5,8 +5,8 @@
     server moves w_0 by a zeroth-order step of its own                HeadRule.move (as published: `zo`)
     w_m <- w_m - eta_m * (f_plus - f) / lam * u                       ZooVflDevice.update
 
-Privacy as published: both embeddings are clipped and get vector noise on their way up. Ours, for labels: one number
-comes back, the batch's mean of clipped differences, with noise.
+Privacy as published: both embeddings are clipped and get vector noise on their way up. Our protection of labels: one
+number comes back, the batch's mean of clipped differences, with noise.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class ZooVflDevice(DeviceRule):
     def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
         """w_m <- w_m - eta_m * (f_plus - f) / lam * u, with the same u as in `embeddings`.
 
-        Two numbers are the losses f and f_plus; one is their noised difference over lam.
+        Two numbers in `Delta` are the losses f and f_plus, in this order; one number is their noised difference over
+        lam.
         """
         if len(Delta) == 1:
             difference = float(Delta[0])

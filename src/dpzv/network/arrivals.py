@@ -76,7 +76,7 @@ class Arrivals:
         self._close()
         self._run.server.check(batch.message)
         if m in self._waiting and self._waiting[m].peer is batch.peer:
-            raise PeerError(f"device {m} sent a batch before the release of its last one; the peer is closed.")
+            raise PeerError(f"device {m} sent a batch before the release of its last one; the link is closed.")
         self._waiting[m] = batch
         return self._go_on(batch.peer)
 
@@ -84,10 +84,10 @@ class Arrivals:
         """A chunk of test embeddings that were asked for, which came in a frame of `size` bytes."""
         run, chunks = self._run, self._incoming.get(message.m)
         if chunks is None:
-            raise PeerError(f"device {message.m} sent test embeddings that nobody asked for; the peer is closed.")
+            raise PeerError(f"device {message.m} sent test embeddings that nobody asked for; the link is closed.")
         run.server.check_evaluation(message, run.D_test)
         if sum(len(chunk.h) for chunk in chunks) + len(message.h) > run.D_test:
-            raise PeerError(f"device {message.m} sent more than {run.D_test} test embeddings; the peer is closed.")
+            raise PeerError(f"device {message.m} sent more than {run.D_test} test embeddings; the link is closed.")
         run.journal.meter.bytes_eval += size
         chunks.append(message)
 
@@ -95,7 +95,7 @@ class Arrivals:
         """Device m has sent all its test embeddings."""
         chunks, D_test = self._incoming.pop(m, None), self._run.D_test
         if chunks is None or sum(len(chunk.h) for chunk in chunks) != D_test:
-            raise PeerError(f"device {m} must send {D_test} test embeddings when asked; the peer is closed.")
+            raise PeerError(f"device {m} must send {D_test} test embeddings when asked; the link is closed.")
         self._tests[m] = chunks
         self._peers.changed.set()
 

@@ -101,7 +101,7 @@ class GrpcStream:
                 if size > MAX_FRAME or message[:1] not in (_MORE, _LAST):
                     raise PeerError(
                         f"a frame in parts must have '+' or '.' before each part and at most {MAX_FRAME} bytes, "
-                        f"got {message[:1]!r} and {size} bytes; the peer is closed."
+                        f"got {message[:1]!r} and {size} bytes; the link is closed."
                     )
                 if message[:1] == _LAST:
                     return b"".join(parts)

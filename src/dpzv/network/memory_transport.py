@@ -32,7 +32,7 @@ class MemoryStream:
             if frame is not None:
                 raise LinkLost(str(frame))
         elif len(frame) > MAX_FRAME:
-            raise PeerError(f"a frame has at most {MAX_FRAME} bytes, got {len(frame)}; the peer is closed.")
+            raise PeerError(f"a frame has at most {MAX_FRAME} bytes, got {len(frame)}; the link is closed.")
         return frame
 
     async def write(self, frame: bytes) -> None:

@@ -143,17 +143,17 @@ def unpack(codec: Codec | None, frame: bytes) -> Control | Message:
     # the four bytes after the array's header begin the tag, as MessagePack writes it: "ids" or "rows"
     most = MAX_FRAME if kind == MESSAGE or frame[2:6] in (b"\xa3ids", b"\xa4row") else MAX_CONTROL
     if len(frame) > most:
-        raise PeerError(f"a frame of this kind has at most {most} bytes, got {len(frame)}; the peer is closed.")
+        raise PeerError(f"a frame of this kind has at most {most} bytes, got {len(frame)}; the link is closed.")
     if kind == MESSAGE and codec is not None:
         return codec.decode(body)
     if kind != CONTROL:
         raise PeerError(
-            f"a frame begins with 'c', or with 'm' once the rows are known, got {kind!r}; the peer is closed."
+            f"a frame begins with 'c', or with 'm' once the rows are known, got {kind!r}; the link is closed."
         )
     try:
         control: Control = _DECODER.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise PeerError(f"a control frame could not be decoded ({error}); the peer is closed.") from None
+        raise PeerError(f"a control frame could not be decoded ({error}); the link is closed.") from None
     return control
 
 

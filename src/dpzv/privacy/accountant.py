@@ -4,8 +4,8 @@
 become a single Gaussian and the sampled steps are composed with it as privacy loss distributions (dp-accounting),
 discretised so that every figure is at or above the truth.
 
-Stated tolerance with a sampled head: never below the truth, and at most half a percent above it where `delta_dp` is
-well above the rounding of the transforms, which is allowed for (`_rounding`).
+Stated tolerance with a sampled head: a figure is never below the truth. It is at most half a percent above it where
+`delta_dp` is well above the rounding error of the transforms, which `_rounding` allows for.
 """
 
 from __future__ import annotations
@@ -41,24 +41,26 @@ __all__ = [
 ]
 
 LATTICE_SHARES = (1e-10, 1e-4, 0.5)
-"""Shares of delta_dp that may pay for noise on integers: the first that is enough is set aside."""
+"""Shares of delta_dp that may be set aside because noise is drawn on integers; the first that is enough is taken."""
 
 # The discretisation interval is this share of the standard deviation of one step's privacy loss; the error of epsilon
 # falls with its square and is about 2e-6 here.
 _FINENESS = 0.006
-# More points than these, in a sampled step, a Gaussian part and all together, would make a figure take over a second.
+# The most points for a sampled step, for the Gaussian part and for all together: with more, one figure would take over
+# a second.
 _STEP_POINTS, _GAUSSIAN_POINTS, _MOST_POINTS = 30_000, 100_000, 400_000
 # How many standard deviations of the privacy loss the distribution reaches on each side.
 _REACH = 11.0
-# A search may leave this share of the squared mu unused in the end; never more than all is used.
+# A search may leave this share of the squared mu unused; it never uses more than there is.
 _TOLERANCE = 1e-4
 _MOST_EVALUATIONS = 40
 
 
 class Composition(Struct, frozen=True, kw_only=True):
-    """What one record may pay for, each figure under zero-out.
+    """All that one record may have to pay for; every figure is under zero-out.
 
-    `gaussian` has one entry for every way in which neighbours enlarge a cost (`Gaussian.replaced`), in ascending order.
+    `gaussian` has one entry for each factor by which replace-one enlarges a cost (`Gaussian.replaced`), in ascending
+    order.
     `lattice` is the sum over releases of the distance between noise on integers and rounded Gaussian noise (see
     `lattice_delta`).
     """
@@ -82,7 +84,7 @@ def fold(events: Iterable[Event]) -> Composition:
 
 
 def compose(*parts: Composition) -> Composition:
-    """Everything of `parts` together."""
+    """The cost of all `parts` together."""
     squares: dict[float, list[float]] = {}
     steps: dict[tuple[float, float], int] = {}
     for part in parts:
@@ -98,7 +100,7 @@ def compose(*parts: Composition) -> Composition:
 
 
 def sampled(parts: Composition) -> tuple[SampledGaussian, ...]:
-    """The steps whose batches are drawn; one over all records is a Gaussian part."""
+    """The steps whose batches are drawn secretly; a step over all records (q = 1) counts as a Gaussian part."""
     return tuple(one for one in parts.sampled if one.q < 1)
 
 
@@ -115,9 +117,9 @@ def gaussian_mu(parts: Composition, neighbours: Neighbours) -> float:
 def epsilon_of_parts(parts: Composition, delta_dp: float, neighbours: Neighbours) -> float:
     """The epsilon of `parts` at `delta_dp`, rounded up.
 
-    Formal guarantee: mechanisms with these costs are jointly (epsilon, delta_dp)-DP for one record, the noise of
-    the releases being drawn on integers. Where that noise is too coarse for so large an epsilon (above 30 or so), the
-    figure is that of concentrated DP, and infinite with a sampled head.
+    Formal guarantee: mechanisms with these costs are jointly (epsilon, delta_dp)-DP for one record, with the noise of
+    the releases drawn on integers. Where that noise is too coarse for so large an epsilon (above 30 or so), the figure
+    is that of concentrated DP, or infinity with a sampled head.
     """
     probability("delta_dp", delta_dp)
     for share in LATTICE_SHARES if parts.lattice else (0.0,):
@@ -212,9 +214,10 @@ def mu_squared(parts: Composition, delta_dp: float, neighbours: Neighbours) -> f
 def settle(
     used: Callable[[float], float], *, guess: Callable[[float, float], float], first: float, least: float, most: float
 ) -> float:
-    """The largest x in (least, most] where ``used(x)``, which grows, is at most 1, to `_TOLERANCE`; `least` if none.
+    """The largest x in (least, most] at which the growing `used` is at most 1, to `_TOLERANCE`; `least` if none is.
 
-    One guess, then secants on the logarithm; a secant that leaves the bracket becomes a bisection of it.
+    The search makes one guess and then takes secants on the logarithm. Where a secant leaves the bracket, the bracket
+    is halved instead.
     """
     low, high, x = least, math.inf, first
     found: list[tuple[float, float]] = []
@@ -239,8 +242,8 @@ def lattice_delta(lattice: float, epsilon: float) -> float:
     """What noise on integers adds to delta_dp at `epsilon`.
 
     In grid units the discrete Gaussian of scale s is within total variation 0.0202/s^2 of the rounded continuous one.
-    `lattice` is the sum of these over the releases. Changing both neighbours' transcripts by that much in total
-    variation raises delta_dp by at most (1 + e^epsilon) times it.
+    `lattice` is the sum of these distances over the releases. Changing both neighbours' transcripts by that much in
+    total variation raises delta_dp by at most (1 + e^epsilon) times that much.
     """
     if lattice == 0:
         return 0.0
@@ -262,9 +265,9 @@ def _unbounded(parts: Composition) -> bool:
 
 
 def _rounding(parts: Composition) -> float:
-    """What rounding in the Fourier transforms may hide of delta_dp.
+    """How much of delta_dp the rounding in the Fourier transforms may hide.
 
-    Four times what was measured with up to a million steps of q = 1, whose closed form is known.
+    It is four times the error measured with up to a million steps of q = 1, whose closed form is known.
     """
     return 1e-14 + 2e-16 * sum(one.steps for one in parts.sampled)
 
@@ -279,7 +282,8 @@ def _accountant(parts: Composition, neighbours: Neighbours) -> Any:
     relations = dp_accounting.NeighboringRelation
     relation = relations.REPLACE_ONE if neighbours == "replace-one" else relations.REPLACE_SPECIAL
     accountant = PLDAccountant(relation, _interval(parts, neighbours))
-    # a start moves by sqrt(2) only under replace-one, so it enters divided by what the accountant multiplies with
+    # for replace-one the accountant doubles every cost, but a start grows by sqrt(2) only: so the joint mu, which has
+    # the right factors, enters divided by what the accountant multiplies with
     mu_1 = gaussian_mu(parts, neighbours) / clip_factor(neighbours)
     if mu_1 > 0:
         accountant.compose(dp_accounting.GaussianDpEvent(1 / mu_1))

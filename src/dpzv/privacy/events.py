@@ -1,7 +1,7 @@
 """What costs privacy: events, each with the pair of distributions that dominates it. The account folds a list of them.
 
 A new mechanism is a new subclass of `Event` in a file of its own. Costs are stated under zero-out (a record's
-contribution becomes nothing); a Gaussian pair says by how much the other neighbours enlarge them.
+contribution becomes nothing); a Gaussian pair says by how much replace-one enlarges them.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ Pair = Gaussian | SampledGaussian
 
 
 class Event:
-    """Something that costs privacy. Subclasses are frozen structs with ``tag=True``: plans and ledgers store them so.
+    """Something that costs privacy. Subclasses are frozen structs with ``tag=True``, which plans and ledgers can store.
 
-    The class name is the tag, so it is a format on disk.
+    The class name is the tag and the field names are the keys, so both are formats on disk.
     """
 
     __slots__ = ()
@@ -93,7 +93,7 @@ class Event:
         """Whether this event must be stored after those `charged` before; refused unless `planned` allows it.
 
         Both lists hold events of all kinds. Unless a kind says otherwise, an event happens once, exactly as planned,
-        and a repeat is the same event.
+        and the same event a second time is a repeat that is not stored again.
         """
         if self not in planned:
             raise PrivacyRefused(f"expected one of {list(planned)} as planned, got {self}; do what was planned.")
@@ -148,7 +148,7 @@ class Start(Event, Struct, frozen=True, kw_only=True, tag=True):
     noise_multiplier: float
 
     def pairs(self) -> tuple[Pair, ...]:
-        """One Gaussian, never smaller than the noise says."""
+        """One Gaussian, whose mu is never smaller than the noise drawn implies."""
         drawn = 1 / self.noise_multiplier if self.noise_multiplier > 0 else math.inf
         return (Gaussian(square=max(self.mu, drawn) ** 2, replaced=outer_product_factor("replace-one")),)
 
@@ -165,7 +165,7 @@ def unit_mu(event: ReleaseEvent) -> float:
 
 
 def grid_scale(event: ReleaseEvent) -> float:
-    """Standard deviation of the noise on a sum of `event` (on a number, `per_record`), in steps of the grid."""
+    """Standard deviation, in steps of the grid, of the noise on a sum of `event` (with `per_record`, on a number)."""
     return event.sigma_dp * _divisor(event) * 2.0**GRID_BITS / event.C
 
 
@@ -185,12 +185,15 @@ def remember(events: list[Event], event: Event) -> None:
 def unpacked(packed: bytes, kind: type[T]) -> T:
     """The event or plan that MessagePack wrote as `packed`, bit for bit; an event of an unknown kind is refused.
 
-    Anything else raises msgspec.ValidationError.
+    Bytes that are wrong in any other way raise msgspec.ValidationError.
     """
     return msgspec.msgpack.decode(packed, type=kind, dec_hook=_event_of)
 
 
 def _event_of(kind: type, value: Any) -> Any:
     if kind is not Event or not isinstance(value, dict) or value.get("type") not in Event.kinds:
-        raise PrivacyRefused(f"expected an event of a known kind ({', '.join(sorted(Event.kinds))}), got {value!r}.")
+        raise PrivacyRefused(
+            f"expected an event of a known kind ({', '.join(sorted(Event.kinds))}), got {value!r}; "
+            "read it with the version that wrote it."
+        )
     return msgspec.convert(value, Event.kinds[value["type"]])

@@ -1,6 +1,7 @@
 """Gaussian differential privacy in closed form, rounded so that a claim is never too small.
 
-Telling N(0, 1) from N(mu, 1) is what a mu-GDP release allows, and it is exactly (epsilon, delta_dp)-DP with
+A mu-GDP release reveals no more about a record than one draw from N(0, 1) or from N(mu, 1) does, and that is exactly
+(epsilon, delta_dp)-DP with
 
     delta_dp = Phi(-a) - e^epsilon * Phi(-b)        a = epsilon/mu - mu/2        b = epsilon/mu + mu/2
 
@@ -19,11 +20,12 @@ from dpzv.validate import positive, probability, whole
 
 __all__ = ["delta_of", "epsilon_of", "mu_of", "paper_sigma_dp", "tpr_at_fpr", "true_mu_of_paper", "zcdp_mu_of"]
 
-# `delta_of` is right to MARGIN * max(1, mu), relative (tested against 60 digits). The inverse functions aim
-# at a delta_dp smaller by this much, `mu_of` by twice as much, so `epsilon_of(mu_of(e, d), d) <= e`.
+# The relative error of `delta_of` is at most MARGIN * max(1, mu) (tested against 60 digits). The inverse functions aim
+# at a delta_dp that is smaller by this much, `mu_of` by twice as much, so that `epsilon_of(mu_of(e, d), d) <= e`.
 MARGIN = 1e-12
 
-# Eight-point Gauss-Legendre rule on [0, 1]; exact to rounding for the smooth integrand below on mu <= 1/2.
+# Nodes and weights of the eight-point Gauss-Legendre rule on [0, 1]. For the smooth integrand below and mu <= 1/2 its
+# error is no larger than rounding.
 _NODES = (
     (0.019855071751231884, 0.05061426814518813),
     (0.10166676129318664, 0.11119051722668724),
@@ -139,13 +141,13 @@ def tpr_at_fpr(mu: float, fpr: float) -> float:
 
 
 def paper_sigma_dp(C: float, T: int, D: int, mu: float) -> float:
-    """The published noise rule, 2 C sqrt(T) / (D mu); no guarantee against curious devices."""
+    """The published noise rule, 2 C sqrt(T) / (D mu); it gives no guarantee against curious devices."""
     moved = clip_factor("replace-one") * positive("C", C)
     return moved * math.sqrt(whole("T", T, 0)) / (whole("D", D, 1) * positive("mu", mu))
 
 
 def true_mu_of_paper(mu_paper: float, B: int, D: int) -> float:
-    """At least this mu (replace-one) is what devices that know the batches see of the published rule."""
+    """The least mu (replace-one) of the published rule against devices, which know the batches."""
     return mu_paper * math.sqrt(whole("D", D, 1) / whole("B", B, 1))
 
 
@@ -165,8 +167,8 @@ def _mills(x: float) -> float:
 def _root(value_and_slope: Callable[[float], tuple[float, float]], *, kept: float, other: float) -> float:
     """The root between `kept` (value at or below 0) and `other` (above 0), rounded towards `kept`.
 
-    Newton steps inside the bracket, bisection where Newton leaves it; then to the side where the value is not
-    above 0, by a few units in the last place.
+    It takes Newton steps, and halves the bracket where a Newton step would leave it. In the end it moves x by a few
+    units in the last place, to the side where the value is not above 0.
     """
     safe = kept
     x = (kept + other) / 2

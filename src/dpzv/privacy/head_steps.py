@@ -45,7 +45,7 @@ LEAST_Z = 0.25
 """A head step never has less noise than this, even where a tiny `q` would let delta_dp pay for it."""
 
 NoiseState: TypeAlias = "tuple[NDArray[np.float64], ...]"
-"""What the noise of later steps needs to know of earlier ones. It belongs into a checkpoint."""
+"""What the noise of later steps needs to know of earlier steps. Checkpoints store it."""
 
 
 class HeadSteps(Event, Struct, frozen=True, kw_only=True, tag=True):
@@ -94,7 +94,7 @@ def steps_of(events: Sequence[Event]) -> int:
 class HeadNoise:
     """The secret sample and the noise of head steps: `D` records, `batch` of them expected in a sample, clip `C_0`.
 
-    A mechanism whose steps share noise would keep what they share in the state; independent noise has none.
+    A mechanism whose steps share noise would keep what they share in the state; independent noise needs no state.
     """
 
     def __init__(self, source: NoiseSource, *, D: int, batch: int, z: float, C_0: float) -> None:
@@ -106,9 +106,10 @@ class HeadNoise:
         return ()
 
     def sample(self, t: int, j: int) -> tuple[NDArray[np.int64], np.random.Generator]:
-        """The records of the j-th head step after round t, ascending, and the secret stream that its noise follows in.
+        """The records of the j-th head step after round t, ascending, and the secret stream for the step's noise.
 
-        Each record is in it with probability batch / D. The stream's name is a format of seeded runs.
+        Each record is in it with probability batch / D. The stream's name is a format of seeded runs, and so is the
+        order of its draws: first the sample, then the noise.
         """
         stream = self._source.generator("head", t, j)
         return poisson_batch(stream, self._D, self.batch / self._D), stream
@@ -126,7 +127,8 @@ class HeadNoise:
 def poisson_batch(generator: np.random.Generator, D: int, q: float) -> NDArray[np.int64]:
     """Each of 0 .. D-1 independently with probability `q`, ascending, int64, in O(q D).
 
-    The gaps between the chosen ones are geometric, which is the same as one coin per record. No truncation.
+    The gaps between the chosen ids are geometric, which is the same as one coin per record. Nothing is truncated. The
+    order of the draws is a format of seeded runs.
     """
     import numpy as np
 
@@ -177,7 +179,7 @@ def head_noise(
 
 
 class Mechanism(Struct, frozen=True):
-    """What a file like this one offers as `MECHANISM`: the event of head steps, their noise, and its calibration."""
+    """What a mechanism's file offers as `MECHANISM`: the event of head steps, their noise, and its calibration."""
 
     event: type[HeadSteps]
     noise: type[HeadNoise]

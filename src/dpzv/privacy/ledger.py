@@ -47,7 +47,7 @@ _ROUND_UP = 2.0**-50
 class CapCounters:
     """One counter per record id 0 .. D-1 for the sum of (C / (B sigma_dp))^2, kept at or below `cap`.
 
-    An infinite `cap` means that nothing is kept. `room` is what every record can still pay, in the counters' units.
+    An infinite `cap` means that nothing is counted. `room` is what every record can still pay, in the counters' units.
     """
 
     def __init__(self, *, D: int, cap: float) -> None:
@@ -58,19 +58,19 @@ class CapCounters:
 
     @property
     def largest(self) -> float:
-        """The largest sum of any record, rounded up; 0 where nothing is kept."""
+        """The largest sum of any record, rounded up; 0 where nothing is counted."""
         most = _FULL - self.room
         return most / _FULL * self._cap * (1 + _ROUND_UP) if most else 0.0
 
     def charge_of(self, event: ReleaseEvent) -> int:
-        """What `event` costs a record in it, in the counters' units; 0 where nothing is kept.
+        """What `event` costs a record in it, in the counters' units; 0 where nothing is counted.
 
         Refused when it costs more than the whole cap.
         """
         if math.isinf(self._cap):
             return 0
         key = event.B, event.C, event.sigma_dp, event.per_record
-        if key not in self._charges:  # a run has few, or one
+        if key not in self._charges:  # a run has only a few different ones
             share = unit_mu(event) ** 2 / self._cap * (1 + _ROUND_UP) if self._cap > 0 else math.inf
             if not share <= 1:
                 raise PrivacyRefused(
@@ -86,7 +86,7 @@ class CapCounters:
         return able
 
     def add(self, ids: NDArray[np.int64], charge: int) -> None:
-        """Charge the records `ids` (all different), less those that cannot pay: they contributed nothing."""
+        """Charge the records `ids` (all different), except those that cannot pay, since they contributed nothing."""
         if charge:
             used = self._used.take(ids)
             used += charge if charge <= self.room else np.where(used > _FULL - charge, 0, charge)
@@ -94,10 +94,10 @@ class CapCounters:
             self.room = min(self.room, _FULL - int(np.maximum.reduce(used)))
 
     def add_many(self, batches: Sequence[NDArray[np.int64]], charge: int) -> None:
-        """The same as `add` for each of `batches` in turn, at once.
+        """Do at once what `add` would do for each of `batches` in turn.
 
-        All cost the same, so a record that could not pay once cannot pay later: it pays as often as it was drawn, or
-        as often as it can, in whatever order.
+        All batches cost the same, so a record that cannot pay once cannot pay later. The order is therefore of no
+        matter: a record pays as often as it was drawn, or as often as it can.
         """
         if charge and batches:
             drawn = np.bincount(np.concatenate(batches), minlength=len(self._used))
@@ -111,7 +111,7 @@ class Ledger:
     `plan` is the plan the run began with: a resumed run goes on with that one. `run_id` is random, `last_t` is the
     newest round (-1: none), `releases` the number of releases, and `charged` are the other events so far, joined.
     With seeded noise the ledger is not `durable`: rows wait in memory for `flush`, and survive the process but not the
-    machine. With secret noise `wait` waits for the disk, since a release that is forgotten would be drawn again.
+    machine. With secret noise `wait` waits for the disk, since a forgotten release would be made again with new noise.
     """
 
     def __init__(self, path: Path, owned: ledger_file.Owned, ids_of: BatchIds) -> None:
@@ -206,7 +206,7 @@ class Ledger:
         """The Delta already released for round `t`, or None; noise is never drawn twice for one round.
 
         Refused when the repeated frame is not the one that was answered. A device that found another frame of the same
-        hash would hear again what it has heard, so the hash need not resist such a search.
+        hash would only be sent its old answer again, so the hash need not resist such a search.
         """
         if t > self.last_t:
             return None
@@ -270,7 +270,7 @@ class Ledger:
         with self._order:
             if event is not self._admitted:
                 self.admit(event)
-            self._admitted = None  # what was admitted is admitted once
+            self._admitted = None  # an admission is good for one release
             self._counters.add(self._ids_of(event.m, event.position), self._counters.charge_of(event))
             numbers = Delta.astype("<f8").tobytes()
             self._waiting[event.t] = event.t, event.m, event.position, event.B, event.sigma_dp, numbers, frame_xxh3
@@ -323,12 +323,12 @@ class Ledger:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # an error on its way out must not be hidden by the same disk failing again
+        # an error that leaves the block must not be hidden by a second failure of the same disk
         with suppress(DpzvError) if kind is not None else nullcontext():
             self.close()
 
     def _rebuild(self) -> None:
-        """Count all stored releases, in chunks of equal cost; the result is that of one after the other."""
+        """Count all stored releases in chunks of equal cost; the result is the same as counting them one by one."""
         rows = self._connection.execute("SELECT t, m, position, B, sigma_dp FROM releases ORDER BY t")
         batches: list[NDArray[np.int64]] = []
         cost: tuple[int, float] | None = None
@@ -346,5 +346,5 @@ class Ledger:
 
 
 def _asked(plan: PlanRequest, data_fingerprint: str, noise_source: str) -> dict[str, Any]:
-    """What a run was asked for, by name; what its head rule and starts do not look at is left out."""
+    """What a run was asked for, by name; settings that its head rule and starts do not use are 0 (`request_of`)."""
     return {"data": data_fingerprint, "noise.source": noise_source} | asdict(request_of(plan))

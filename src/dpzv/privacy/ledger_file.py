@@ -25,7 +25,7 @@ __all__ = ["SCHEMA", "Owned", "ReleaseRow", "create", "insert_releases", "plain_
 T = TypeVar("T")
 
 ReleaseRow = tuple[int, int, int, int, float, bytes, bytes]
-"""t, m, position, B, sigma_dp, Delta, frame_xxh3."""
+"""t, m, position, B, sigma_dp, Delta, frame_xxh3: the columns of the table `releases`, in its order."""
 
 _ROW, _AT_ONCE = "(?, ?, ?, ?, ?, ?, ?)", 32
 SCHEMA = 6
@@ -49,7 +49,7 @@ _IN_USE = "the ledger {path} is in use by another process; a ledger has one owne
 
 @contextmanager
 def plain_errors(path: Path) -> Iterator[None]:
-    """Turn what SQLite and the file system raise into one sentence with the right exit code."""
+    """Turn an error of SQLite or of the file system into one sentence with the right exit code."""
     try:
         yield
     except OSError as error:
@@ -67,9 +67,10 @@ def plain_errors(path: Path) -> Iterator[None]:
 
 
 class Owned:
-    """A connection and the lock that makes it the only one that writes; closed together, also on an error.
+    """A connection and the lock that makes it the only one that writes; both are closed together.
 
-    `new` says whether the file must not be there yet; a new one is removed again when what is done first with it fails.
+    As a context manager it closes only on an error, so that the block can hand it on. With `new` the file must not
+    exist yet, and such an error removes the new file again.
     """
 
     def __init__(self, path: Path, *, durable: bool, new: bool) -> None:
@@ -107,7 +108,7 @@ class Owned:
 
 
 def create(path: Path, meta: dict[str, str | bytes], *, durable: bool) -> Owned:
-    """Make a new file that holds `meta`, all of it or none, and own it until it is closed."""
+    """Make a new file that holds `meta`, all of it or none, and own it until the link is closed."""
     with Owned(path, durable=durable, new=True) as owned:
         owned.connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA};")
         owned.connection.executemany("INSERT INTO meta VALUES (?, ?)", (meta | _place_of(path)).items())
@@ -116,10 +117,10 @@ def create(path: Path, meta: dict[str, str | bytes], *, durable: bool) -> Owned:
 
 
 def reopen(path: Path, *, durable: bool) -> Owned:
-    """Open an existing file, checked for damage, and own it until it is closed.
+    """Open an existing file, checked for damage, and own it until the link is closed.
 
-    A copy is refused where it can be seen: it lies at another path than the ledger it was made from, and is another
-    file. (A folder that was only renamed is the same file; one restored in place has the same path.)
+    A copy is refused where it can be recognised: both its path and its inode are other than those stored in it. (A
+    ledger in a renamed folder keeps its inode, and one restored in place keeps its path.)
     """
     _refuse_missing(path)
     with Owned(path, durable=durable, new=False) as owned:
@@ -154,8 +155,8 @@ def insert_releases(connection: sqlite3.Connection, rows: list[ReleaseRow]) -> N
 def snapshot(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
     """What `read` finds in one moment of the ledger; nothing is written, and the run may be alive.
 
-    A ledger without a log beside it has no owner and is read as it lies; should an owner come meanwhile, it is read
-    once more, with all committed rows of the log.
+    A ledger without a log beside it has no owner and is read as it is. If an owner comes meanwhile, it is read once
+    more, with all committed rows of the log.
     """
     _refuse_missing(path)
     log = path.with_name(path.name + "-wal")
@@ -175,7 +176,7 @@ def snapshot(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
 
 
 def _place_of(path: Path) -> dict[str, str]:
-    """Where the file is, and which file it is."""
+    """Where the file is (its path), and which file it is (its inode)."""
     return {"path": str(path.resolve()), "inode": str(path.stat().st_ino)}
 
 
@@ -211,7 +212,7 @@ def _lock(path: Path) -> int:
 
 
 def _connect(path: Path, *, durable: bool) -> sqlite3.Connection:
-    """Durable: a commit is on the disk when it returns; else it outlives the process but not the machine."""
+    """Connect. A `durable` commit is on the disk when it returns; another survives the process but not the machine."""
     connection = sqlite3.connect(path, isolation_level=None, timeout=5.0, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode = WAL")

@@ -24,16 +24,18 @@ __all__ = ["ExactNoise", "NoiseSource", "SeededNoise", "Totals"]
 _UNIT = NormalDist()
 
 BLOCK = 64
-"""Single noise values that are drawn at once."""
+"""How many single noise values are drawn at once."""
 
 Totals = NDArray[np.int64] | NDArray[np.float64]
-"""What a release says before its noise, [n]."""
+"""The n numbers of a release before their noise, [n]."""
 
 
 class SeededNoise:
     """Reproducible noise, for simulation and tests only: anybody who knows the seed can subtract it.
 
-    The noise of a release depends on (seed, t, m) alone, so a repeated or resumed round draws the same values.
+    The noise of a release depends on (seed, t, m) alone, so a repeated or resumed round draws the same values. The
+    names of the streams ("noise", "gaussian", "generator") and the order of what follows them are a format of seeded
+    runs.
     """
 
     name: NoiseSourceName = "seeded"
@@ -54,8 +56,9 @@ class SeededNoise:
             if sigma_dp == 0:
                 return means
             return means + sigma_dp * numpy_generator(self._seed, "noise", t, m).standard_normal(len(means))
-        # A hash through the inverse normal distribution function: eight times cheaper than a new generator.
-        # 52 bits, so that the midpoint of each cell is a float64 strictly between 0 and 1.
+        # A single value is a hash put through the inverse normal distribution function, which is eight times cheaper
+        # than a new generator. 52 bits are used, so that the midpoint of each cell is a float64 strictly between 0
+        # and 1.
         cell = seed_of(self._seed, "noise", t, m) >> 11
         return np.array([float(totals[0]) * grid / divisor + sigma_dp * _UNIT.inv_cdf((cell + 0.5) / 2.0**52)])
 
@@ -72,7 +75,7 @@ class ExactNoise:
     """Secret noise. Releases get the discrete Gaussian on integers (OpenDP); nothing here can be repeated.
 
     Formal guarantee: `release` adds to every integer of `totals` exact discrete Gaussian noise of scale
-    ``sigma_dp * divisor / grid`` and then scales; what floating point does afterwards is computed from that integer.
+    ``sigma_dp * divisor / grid`` and then scales; all floating-point arithmetic is post-processing of that integer.
     Everything else is float64 from generators keyed by the operating system, never stored, for values that do not
     leave the process.
     """
@@ -80,11 +83,12 @@ class ExactNoise:
     name: NoiseSourceName = "exact"
 
     def __init__(self) -> None:
-        self._ahead: list[int] = []  # noise that is drawn and not used yet, of this scale, by this process
+        # noise that is drawn and not used yet, and the scale and the process that it was drawn for
+        self._ahead: list[int] = []
         self._of = (0.0, 0)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy draws its own: noise that was used twice could be subtracted."""
+        """A copy draws noise of its own, since noise that is used twice could be subtracted."""
         return type(self), ()
 
     def release(
@@ -96,18 +100,18 @@ class ExactNoise:
         if totals.dtype != np.int64:
             raise ConfigError(f"noise on integers needs integer sums, got {totals.dtype}; clip with a finite C.")
         scale = sigma_dp * divisor / grid
-        # the range depends on public numbers only: a total is at most divisor * 2^40, and 64 scales are never passed
+        # the check uses public numbers only: a total is at most divisor * 2^40, and noise never passes 64 scales
         if not divisor * 2.0**40 + 64 * scale < 2.0**63:
             raise ConfigError(
-                f"noise of {scale:.3g} grid steps does not fit in 64 bits; raise epsilon or lower the rounds."
+                f"noise of {scale:.3g} grid steps does not fit in 64 bits; raise epsilon or plan fewer rounds."
             )
         return (totals + self._drawn(scale, len(totals))) * grid / divisor
 
     def _drawn(self, scale: float, n: int) -> NDArray[np.int64]:
         """n integers of discrete Gaussian noise, used once.
 
-        It does not depend on what it is added to, so single ones are drawn ahead: a call of OpenDP costs ten times a
-        draw. They live in memory only; a forked process and a copy draw their own.
+        Noise does not depend on what it is added to, so single integers are drawn ahead in blocks: a call of OpenDP
+        costs ten times as much as a draw. They are kept in memory only; a forked process and a copy draw their own.
         """
         if n > 1:
             return np.array(_discrete_gaussian(scale)([0] * n), np.int64)

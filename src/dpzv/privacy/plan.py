@@ -35,11 +35,13 @@ __all__ = [
 ]
 
 SUM_SLACK = 1e-6
-"""Heads and starts are summed in float64, so one record can move a sum by more than its clip, relatively by 5e-7 at
-worst (docs/privacy.md): their noise is larger by this much."""
+"""The noise of heads and starts is larger by this share. Their sums are in float64, so one record can move a sum by
+more than its clip, at worst by a share of 5e-7 (docs/privacy.md)."""
 
 MOST_NUMBERS = 1 << 16
-"""The widest embedding, and the most directions of a batch; only the lattice, of order 1e-20 each, counts them."""
+"""The widest embedding and the most directions of a batch that a plan allows for.
+
+They enter only through the lattice distances, each of order 1e-20."""
 
 
 class ParentRun(Struct, frozen=True, kw_only=True):
@@ -63,13 +65,13 @@ class ParentRun(Struct, frozen=True, kw_only=True):
 class PlanRequest(Struct, frozen=True, kw_only=True):
     """A budget and the training it is for.
 
-    `epsilon` may be infinite (no privacy: no noise, nothing refused for coverage) and only then may `C` be.
+    `epsilon` may be infinite (no privacy: no noise, nothing refused for coverage), and only then may `C` be infinite.
     `T` counts the rounds of all `M` devices together. `participations` is how often a record may be in a
     batch at full cost, summed over devices; a record drawn more often is past its cap and contributes 0, so
     the claim does not depend on this number being a bound.
 
     The budget that `parents` leave is a squared mu, split by shares: `start_share` for all private starts together,
-    `head_share` for a private head, the rest for the releases; a share that nothing uses is not looked at. A private
+    `head_share` for a private head, the rest for the releases; a share that nothing uses is ignored. A private
     head makes `head_steps` steps over an expected `head_batch` of the `D` records; without rounds (``T = 0``) it gets
     all that the starts leave, and with ``head_steps = 0`` as well nothing is spent.
 
@@ -136,12 +138,12 @@ class PrivacyPlan(PlanRequest, frozen=True, kw_only=True):
     """The request and what follows from it. Made by `make_plan` only.
 
     `mu` is the Gaussian-DP parameter of all releases together and `mu_start` that of each device's start (0 unless it
-    is private), both for `neighbours`. `mu_head` and `mu_parents` are the shares of the head and of earlier runs in the
-    same currency: exact where they are Gaussian, else what they leave to the others. `z` is the noise multiplier of a
-    head's private steps (0: it makes none). `cap` bounds every record's sum of (C / (B sigma_dp))^2; it is infinite
-    where there is nothing to enforce. `events` are all that the ledger admits, at their caps. `epsilon_zero_out` and
-    `epsilon_replace_one` are the two readings of the same noise. `sigma_h` is the noise on a rival's embeddings where
-    that is on the uplink; the releases then have none.
+    is private), both for `neighbours`. `mu_head` and `mu_parents` are the shares of the head and of earlier runs as a
+    mu: exact where they are Gaussian, else what they leave to the others. `z` is the noise multiplier of a head's
+    private steps (0: it makes none). `cap` bounds every record's sum of (C / (B sigma_dp))^2; it is infinite where
+    there is nothing to enforce. `events` are all that the ledger admits, at their caps. `epsilon_zero_out` and
+    `epsilon_replace_one` are what the same noise gives under either kind of neighbours. `sigma_h` is the noise on a
+    rival's embeddings where the noise is on the uplink; the releases then have none.
     """
 
     sigma_dp: float
@@ -211,7 +213,7 @@ class PrivacyPlan(PlanRequest, frozen=True, kw_only=True):
 def start_event(plan: PrivacyPlan, m: int) -> Start:
     """The private start of the device with index `m` in `plan.starts`, with the noise that its `mu_start` needs."""
     if m not in private_starts(plan):
-        raise ConfigError(f"only a private start has noise, got '{plan.starts[m]}' for device {m}.")
+        raise ConfigError(f"only a private start has noise, got '{plan.starts[m]}' for device {m}; ask for no other.")
     factor = outer_product_factor(plan.neighbours)
     return Start(m=m, mu=plan.mu_start[m] / factor, noise_multiplier=factor / plan.mu_start[m] * (1 + SUM_SLACK))
 

@@ -62,7 +62,7 @@ def make_plan(asked: PlanRequest) -> PrivacyPlan:
 
 
 def _with_events(plan: PrivacyPlan) -> PrivacyPlan:
-    """The plan with the list of all that its ledger may admit; a head whose noise is not known yet is not in it."""
+    """The plan with a list of all events that its ledger may admit; a head whose noise is not known yet is left out."""
     head = plan.head_steps and (plan.z or math.isinf(plan.epsilon))
     events = (
         *((capped_releases(plan),) if plan.T else ()),
@@ -73,7 +73,7 @@ def _with_events(plan: PrivacyPlan) -> PrivacyPlan:
 
 
 def _with_budget(asked: PlanRequest, budget: float, *, whole: float) -> PrivacyPlan:
-    """The shares of a joint mu of `budget`, what parents leave of `whole`; no noise of releases or head yet."""
+    """A plan that splits the joint mu `budget`, which parents leave of `whole`; releases and head have no noise yet."""
     noisy, start = private_starts(asked), asked.start_share
     head = (asked.head_share if asked.T else 1 - start) if asked.head_steps else 0.0
     each = budget * math.sqrt(start / len(noisy)) if noisy else 0.0
@@ -95,7 +95,7 @@ def _with_budget(asked: PlanRequest, budget: float, *, whole: float) -> PrivacyP
 
 
 def _as_published(plan: PrivacyPlan) -> PrivacyPlan:
-    """The published rule; its 2C is a replaced record."""
+    """The plan with the noise of the published rule, whose 2C stands for a replaced record."""
     mu = mu_of(plan.epsilon, plan.delta_dp)
     sigma_dp = paper_sigma_dp(plan.C, plan.T, plan.D, mu)
     plan = replace(plan, sigma_dp=sigma_dp, mu=mu, cap=math.inf)
@@ -104,9 +104,9 @@ def _as_published(plan: PrivacyPlan) -> PrivacyPlan:
 
 
 def _uplink(asked: PlanRequest) -> PrivacyPlan:
-    """Noise on the rivals' embeddings, by the published rule or (exact) for every upload of a record.
+    """The plan with noise on the rivals' embeddings, by the published rule or (`exact`) for every upload of a record.
 
-    The exact figure is what hides one record's embeddings from a reader of the uplink. Neither protects anything
+    The noise of `exact` hides one record's embeddings from a reader of the uplink. Neither noise protects anything
     against devices, since labels come back without noise.
     """
     mu, s = mu_of(asked.epsilon, asked.delta_dp), clip_factor("replace-one")
@@ -123,7 +123,7 @@ def _uplink(asked: PlanRequest) -> PrivacyPlan:
 
 
 def _exact(asked: PlanRequest) -> PrivacyPlan:
-    """Batches are public and Gaussian parts add up in squares; the head gets what remains (see `PlanRequest`)."""
+    """The plan of the exact account: batches are public, squares of Gaussian parts add up, the head gets the rest."""
     before = replace(accountant.compose(*(parent.cost for parent in asked.parents)), lattice=0.0)
     for share in accountant.LATTICE_SHARES:
         delta_dp = asked.delta_dp * (1 - share)
@@ -133,19 +133,22 @@ def _exact(asked: PlanRequest) -> PrivacyPlan:
             return plan
         if accountant.lattice_delta(plan.cost.lattice, plan.epsilon) <= share * plan.delta_dp:
             return _claimed(_with_head(plan, delta_dp))
-    # e^epsilon times the lattice is beyond delta_dp; concentrated DP knows no lattice, but no sampling either
+    # e^epsilon times the lattice distance is above delta_dp; concentrated DP has no such term, but allows no sampling
     whole = zcdp_mu_of(asked.epsilon, asked.delta_dp)
     left = whole**2 - accountant.gaussian_mu(before, asked.neighbours) ** 2
     if asked.head_steps or accountant.sampled(before) or left <= 0:
         raise PrivacyRefused(
-            f"noise on integers keeps no epsilon as large as {asked.epsilon:g} beside a sampled head, and none beside "
-            "earlier runs that spent it; lower epsilon (below 30 is safe) or choose another head rule."
+            f"with noise on integers, epsilon={asked.epsilon:g} is too large beside a sampled head, or earlier runs "
+            "have spent it; lower epsilon (below 30 is safe) or choose another head rule."
         )
     return _claimed(_with_releases(_with_budget(asked, math.sqrt(left) * (1 - _SLACK), whole=whole)))
 
 
 def _with_releases(plan: PrivacyPlan) -> PrivacyPlan:
-    """sigma_dp = s C sqrt(P) / (B mu), without B where each record has its own numbers, and the cap that P keeps."""
+    """The plan with sigma_dp = s C sqrt(P) / (B mu) and the cap that P participations fill.
+
+    The B is left out where each record has its own numbers.
+    """
     if plan.T:
         s = clip_factor(plan.neighbours)
         divisor = 1 if plan.per_record else plan.B
@@ -155,7 +158,7 @@ def _with_releases(plan: PrivacyPlan) -> PrivacyPlan:
 
 
 def _with_head(plan: PrivacyPlan, delta_dp: float) -> PrivacyPlan:
-    """The least noise of a private head with which everything together keeps epsilon at `delta_dp`."""
+    """The plan with the least noise of a private head with which everything together keeps epsilon at `delta_dp`."""
     if not plan.head_steps:
         return plan
     z = mechanism_of(plan.head_rule).calibrated(
@@ -170,17 +173,17 @@ def _with_head(plan: PrivacyPlan, delta_dp: float) -> PrivacyPlan:
 
 
 def _claimed(plan: PrivacyPlan) -> PrivacyPlan:
-    """The plan with both epsilons, the own one checked."""
+    """The plan with the epsilons of both kinds of neighbours; that of its own kind is checked against the request."""
     found = {name: accountant.epsilon_of_parts(plan.cost, plan.delta_dp, name) for name in get_args(Neighbours)}
     if found[plan.neighbours] > plan.epsilon:
         raise AssertionError(f"noise for epsilon={plan.epsilon} gives {found[plan.neighbours]}")
-    # calibration leaves the figure smaller than asked by its tolerance only; the round one is claimed
+    # the figure is below the epsilon asked for only by the tolerance of the calibration, so the latter is claimed
     found[plan.neighbours] = plan.epsilon
     return replace(plan, epsilon_zero_out=found["zero-out"], epsilon_replace_one=found["replace-one"])
 
 
 def _check_request(asked: PlanRequest) -> None:
-    """Refuse what makes no sense whatever is covered: names, ranges, sizes."""
+    """Refuse unknown names, and values and sizes that make no sense."""
     one_of("accounting", asked.accounting, get_args(Accounting))
     one_of("neighbours", asked.neighbours, get_args(Neighbours))
     one_of("protects", asked.protects, get_args(Protects))
@@ -207,7 +210,7 @@ def _check_request(asked: PlanRequest) -> None:
     if asked.where == "uplink" and method.published != "uplink":
         others = listed(facts for facts in METHODS.values() if facts.published == "uplink")
         raise ConfigError(
-            f"{method.name}'s noise is on what comes back, got noise.where=uplink; choose downlink, or method {others}."
+            f"{method.name} adds noise to answers only, got noise.where=uplink; choose downlink, or method {others}."
         )
     if head_rule.two_points and not method.two_points:
         others = listed(facts for facts in METHODS.values() if facts.two_points)
@@ -267,7 +270,7 @@ def _refuse_uncovered(asked: PlanRequest) -> None:
         _refuse_useless(asked)
         return
     if asked.T == 0:
-        # nothing is released: any start is covered, and any head that stays at the server; a private head may leave
+        # nothing is released: any start is covered, and any head that stays at the server; but a private head may leave
         if head_rule.mechanism and asked.head_steps:
             _refuse_inexact(asked)
         return

@@ -1,4 +1,4 @@
-"""What one run or several claim, in figures, from their plans and ledgers; `wording.py` says it in words."""
+"""The claim of one or more runs in figures, from their plans and ledgers; `wording.py` puts it into words."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def _refuse_other_records(views: Sequence[LedgerView]) -> None:
 
 
 def _run(view: LedgerView) -> RunSpent:
-    """What happened so far; participations are those of a schedule that walks all records in turn."""
+    """What happened so far; each device's schedule is taken to go through all records in turn."""
     plan = view.plan
     square = 0.0
     if view.releases and math.isfinite(plan.cap):
@@ -234,7 +234,7 @@ def _joint_cost(runs: Sequence[RunSpent]) -> Composition:
 
 
 def _epsilons(plans: Sequence[PrivacyPlan], cost: Composition) -> dict[Neighbours, float]:
-    """Both epsilons: those a single plan was made for, or those of everything together."""
+    """The epsilon of either kind of neighbours: from the plan of a single run, else of everything together."""
     if len(plans) == 1:
         return {"zero-out": plans[0].epsilon_zero_out, "replace-one": plans[0].epsilon_replace_one}
     return {name: epsilon_of_parts(cost, plans[0].delta_dp, name) for name in get_args(Neighbours)}
@@ -250,7 +250,7 @@ def _spent(runs: Sequence[RunSpent], epsilon: float) -> float:
 
 
 def _counted(plans: Sequence[PrivacyPlan]) -> float:
-    """What the published noise is at the least for devices, which know the batches, with all other parts."""
+    """The least epsilon of the published noise against devices, which know the batches, with all other runs."""
     costs = []
     for plan in plans:
         claim = plan.claim

@@ -56,9 +56,10 @@ class Constants:
 class Bound:
     """A bound on the mean over rounds of the squared gradient norm: the sum of its terms.
 
-    start: distance of the start. zo: bias of two-point estimates. smoothing: of the smoothed loss. sampling: of
-    batches. smoothing_noise: of both together. clipping: of what is clipped. noise: of the privacy noise. Each is
-    already divided by `1 - clip_probability`. `admissible` is whether eta, lam and C are as the theorem asks.
+    Each term has one cause. start: the distance of the start. zo: the bias of two-point estimates. smoothing: the
+    smoothed loss. sampling: the batches. smoothing_noise: both of these together. clipping: what is clipped away.
+    noise: the privacy noise. Each is already divided by `1 - clip_probability`. `admissible` is whether eta, lam and C
+    are as the theorem asks.
     """
 
     start: float
@@ -88,7 +89,8 @@ def gamma_1(constants: Constants, eta: float) -> float:
 def admissible_eta(constants: Constants, T: int) -> float:
     """The largest step size the theorem admits for `T` rounds.
 
-    The condition bounds eta by a falling function of eta itself, through `gamma_1`; found by bisection, rounded down.
+    The condition bounds eta by a falling function of eta itself, through `gamma_1`, so the largest is found by
+    bisection and rounded down.
     """
     low, high = 0.0, 1 / math.sqrt(whole("T", T, 1) * constants.d_m)
     if high <= _eta_limit(constants, high):
@@ -126,8 +128,9 @@ def clip_probability(constants: Constants, lam: float, C: float) -> float:
 def bound(constants: Constants, *, T: int, eta: float, lam: float, C: float, sigma_dp: float) -> Bound:
     """Theorem 1 with its constants, for these choices; infinite where clipping is not rare.
 
-    `lam` enters the clipping; elsewhere the proof has put in the largest it admits. The last display of the proof
-    prints T^(1/2) in `smoothing_noise`, the one before it T^(3/2), which is right; a negative term is dropped.
+    `lam` enters the clipping only; elsewhere the proof has inserted the largest lam that it admits. The last formula of
+    the proof prints T^(1/2) in `smoothing_noise`; the one before it has T^(3/2), which is right. A negative term is
+    dropped.
     """
     for name, value in {"eta": eta, "lam": lam, "C": C}.items():
         positive(name, value)
@@ -159,7 +162,7 @@ def corollary_rounds(constants: Constants, *, C: float, D: int, mu: float) -> tu
 
     With sigma_dp = 2 C sqrt(T) / (D mu) the noise term grows like sqrt(d T) C^2 / (D mu)^2 while the others fall like
     sqrt(d / T); they meet at T = X (D mu / C)^2, X = F + sigma_s^2 / B + C^2 / (e^(C^2) - 1), where the bound is of the
-    order sqrt(d) / (D mu) as claimed. The printed T has another factor sqrt(d), with which it would not be.
+    order sqrt(d) / (D mu) as claimed. The printed T has another factor sqrt(d), with which the bound would be larger.
     """
     share = C**2 / math.expm1(C**2) if positive("C", C) ** 2 < 700 else 0.0
     X = constants.F + constants.sigma_s**2 / constants.B + share

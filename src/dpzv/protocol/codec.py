@@ -2,9 +2,9 @@
 
 A message of embeddings may hold any number of arrays of one shape. `float32` sends them as they are, and `float16` in
 half precision. Two arrays are a pair (h_plus and h_minus, or h and h_plus), of which `float16` sends the midpoint and
-then the slope (first - second) / (2*lam): the server needs the difference of two nearly equal numbers, which halves
-of 11 bits each would drown. `lam` is public, so no record moves another's bytes. Answers are float64 where they are
-numbers of a batch, and float32 where they are numbers of a record (vafl's gradients).
+then the slope (first - second) / (2*lam): the server needs the difference of two nearly equal numbers, which would be
+lost between two numbers of 11 bits each. `lam` is public, so a record's bytes do not depend on other records. An answer
+is float64 where its numbers belong to a batch, and float32 where each belongs to one record (vafl's gradients).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_FRAME = 1 << 28
 class _Wire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """A frame: a MessagePack array of the tag and the fields.
 
-    The order of the fields, here and below, is the wire format: a field that moves makes another format of it.
+    The order of the fields, here and below, is the wire format: moving a field changes the format.
     """
 
 
@@ -91,11 +91,11 @@ class Codec:
     def decode(self, frame: bytes | memoryview) -> Message:
         """The message of a frame; anything malformed is a `PeerError`, whatever its bytes."""
         if len(frame) > MAX_FRAME:
-            raise PeerError(f"a frame has at most {MAX_FRAME} bytes, got {len(frame)}; the peer is closed.")
+            raise PeerError(f"a frame has at most {MAX_FRAME} bytes, got {len(frame)}; the link is closed.")
         try:
             wire = _DECODER.decode(frame)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise PeerError(f"a frame could not be decoded ({error}); the peer is closed.") from None
+            raise PeerError(f"a frame could not be decoded ({error}); the link is closed.") from None
         if isinstance(wire, _Embeddings):
             return Embeddings(wire.m, wire.position, self._unpack(wire.h, wire.shape))
         if isinstance(wire, _Fill):
@@ -103,10 +103,10 @@ class Codec:
             return kind(wire.m, wire.start, *self._unpack((wire.h,), wire.shape))
         size, each = len(wire.Delta), self._answer.itemsize
         if not size or size % each:
-            raise PeerError(f"a release has numbers of {each} bytes, got {size} bytes; the peer is closed.")
+            raise PeerError(f"a release holds numbers of {each} bytes each, got {size} bytes; the link is closed.")
         numbers = np.frombuffer(wire.Delta, self._answer)
         if not np.isfinite(numbers).all():
-            raise PeerError("a release must be finite numbers, got others; the peer is closed.")
+            raise PeerError("a release must hold finite numbers only, got others; the link is closed.")
         return Release(wire.t, wire.m, wire.position, numbers.astype(np.float64))
 
     def _pack(self, arrays: tuple[NDArray[np.float32], ...]) -> tuple[memoryview, ...]:
@@ -129,7 +129,7 @@ class Codec:
             for data in parts:
                 if min(shape) < 0 or max(shape) > MAX_FRAME or len(data) != expected:
                     raise PeerError(
-                        f"an array of shape {shape} has {expected} bytes, got {len(data)}; the peer is closed."
+                        f"an array of shape {shape} has {expected} bytes, got {len(data)}; the link is closed."
                     )
                 arrays.append(np.frombuffer(data, self._type).reshape(shape).astype(np.float32, copy=False))
             if self._half and len(arrays) == 2:

@@ -17,7 +17,7 @@ from dpzv.protocol.table import gather
 __all__ = ["Device"]
 
 CHUNK = 8192
-"""Records a `Fill` or `Evaluation` message; bounds the memory of a whole-table upload."""
+"""The most records in a `Fill` or `Evaluation` message; it bounds the memory of a whole-table upload."""
 
 
 class Device:
@@ -75,7 +75,7 @@ class Device:
         if not self.waiting or (release.m, release.position) != (self.m, self.position):
             raise PeerError(
                 f"device {self.m} expected the release of its batch {self.position}, got one for batch "
-                f"{release.position} of device {release.m}; the server is closed."
+                f"{release.position} of device {release.m}; the link is closed."
             )
         self.method.update(release.Delta, position=release.position, t=release.t)
         self.position += 1

@@ -1,6 +1,6 @@
 """The server as a state machine without I/O: it holds labels, embedding table and w_0.
 
-A peer's bad message raises `PeerError` and changes nothing; a bad *value* never does: a row that is not
+A peer's bad message raises `PeerError` and changes nothing. A bad *value* raises nothing: a row that is not
 finite is stored as zeros and contributes 0, since a refusal that depends on a record would be a release.
 """
 
@@ -25,9 +25,9 @@ __all__ = ["Delays", "Schedules", "Server"]
 
 @dataclass(slots=True)
 class Delays:
-    """How old the entries were that rounds have used: the sum of their tau, how many, and the largest, in rounds.
+    """How old the table's entries were when rounds used them: the sum of their tau, their number and the largest tau.
 
-    Only one round in M + 1 is measured, so that of devices that take turns each is measured equally often.
+    Only one round in M + 1 is measured, so that devices that take turns are all measured equally often.
     """
 
     total: int = 0
@@ -75,12 +75,12 @@ class Server:
         if message.start < 0 or end > D or message.h.shape[1] != width or self.t > 0:
             raise PeerError(
                 f"device {message.m} may fill rows 0..{D} of width {width} before round 1, got rows "
-                f"{message.start}..{end} of width {message.h.shape[1]} in round {self.t}; the peer is closed."
+                f"{message.start}..{end} of width {message.h.shape[1]} in round {self.t}; the link is closed."
             )
         self.table.put(message.m, slice(message.start, end), _zeroed(message.h, _finite(message.h)), 0)
 
     def ask(self, message: Embeddings, contributes: NDArray[np.bool_] | None) -> Pending:
-        """Compute what round t+1 would release before its noise to a batch of device m; nothing moves yet.
+        """Compute what round t+1 would release for a batch of device m, before its noise; nothing moves yet.
 
         `contributes` [B] is false for records past their cap; `None` means all of them contribute.
         """
@@ -93,7 +93,7 @@ class Server:
         arrays, squares = message.h, 0.0
         for h in arrays:
             squares += float(np.vdot(h, h))
-        # a sum of squares is finite only if all its terms are; rows are looked at one by one where that is in doubt
+        # a sum of squares is finite only if all its terms are; if it is not, the rows are checked one by one
         if not math.isfinite(squares):
             finite = np.logical_and.reduce([_finite(h) for h in arrays])
             arrays = tuple(_zeroed(h, finite) for h in arrays)
@@ -143,13 +143,13 @@ class Server:
         if message.start < 0 or end > D_test or message.h.shape[1] != width:
             raise PeerError(
                 f"device {message.m} may send test rows 0..{D_test} of width {width}, got rows {message.start}..{end} "
-                f"of width {message.h.shape[1]}; the peer is closed."
+                f"of width {message.h.shape[1]}; the link is closed."
             )
 
     def _width(self, m: int) -> int:
         """How many numbers an embedding of device m has; refuses a device that does not exist."""
         if not 1 <= m <= len(self.positions):
-            raise PeerError(f"devices are numbered 1 to {len(self.positions)}, got {m}; the peer is closed.")
+            raise PeerError(f"devices are numbered 1 to {len(self.positions)}, got {m}; the link is closed.")
         return self.table.widths[m - 1]
 
     def check(self, message: Embeddings) -> None:
@@ -161,14 +161,14 @@ class Server:
         if message.position != expected:
             raise PeerError(
                 f"device {message.m} must send batch {expected} of its schedule, got {message.position}; "
-                "the peer is closed."
+                "the link is closed."
             )
         shape = (self._schedules[message.m - 1].B, width)
         shapes = list(map(np.shape, message.h))
         if shapes != [shape] * self.method.facts.arrays:
             raise PeerError(
                 f"device {message.m} must send {self.method.facts.arrays} embeddings of {shape[0]} records of width "
-                f"{shape[1]}, got shapes {shapes}; the peer is closed."
+                f"{shape[1]}, got shapes {shapes}; the link is closed."
             )
         self._checked[message.m] = message
 

@@ -41,7 +41,7 @@ class Table:
         self.times[m - 1, ids] = time
 
     def keep(self, m: int, ids: NDArray[np.int64], rows: torch.Tensor, time: int) -> None:
-        """Store device m's columns of `rows` [B, sum(widths)], those of the records `ids`."""
+        """Store device m's columns of `rows` [B, sum(widths)] for the records `ids`, made at device time `time`."""
         columns = self.columns[m - 1]
         if self.h.is_cpu:
             _items(self.h, columns)[ids] = _items(rows, columns)
@@ -63,7 +63,7 @@ def gather(x: torch.Tensor, ids: NDArray[np.int64]) -> torch.Tensor:
 
 
 def _items(rows: torch.Tensor, columns: slice) -> NDArray[np.void]:
-    """`columns` of `rows` as one item a row, seen in place: numpy moves items in half the time of rows."""
+    """A view of `columns` of `rows` with one item for each row: numpy moves items in half the time of rows."""
     values: NDArray[np.float32] = rows.numpy()
     kind = np.dtype((np.void, values.itemsize * (columns.stop - columns.start)))
     return np.ndarray(len(values), kind, values.data, values.itemsize * columns.start, values.strides[:1])

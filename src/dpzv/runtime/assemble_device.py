@@ -68,7 +68,7 @@ def codec_of(config: Config, m: int, M: int) -> Codec:
 
 
 def accelerator_of(config: Config) -> str:
-    """The run's accelerator, once it is known to be there; sets the number of threads on the way."""
+    """The run's accelerator, which must be there; also prepares torch for it and sets the number of threads."""
     name = config.runtime.accelerator
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("runtime.accelerator is 'cuda', but torch finds no CUDA device; use 'cpu'.")

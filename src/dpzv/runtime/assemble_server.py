@@ -28,7 +28,7 @@ def make_server(
     plan: PrivacyPlan,
     noise: NoiseSource,
 ) -> Server:
-    """The server, with an empty table of `widths` numbers a device."""
+    """The server, with an empty table; `widths` are the numbers in an embedding of each device."""
     chosen = config.head
     lams, T = per_device("train.lam", config.train.lam, plan.M), max(plan.T, 1)
     y_train = labels_of(records.y_train, records.task, config.runtime.accelerator)
@@ -54,5 +54,5 @@ def make_server(
 
 
 def make_head(config: Config, inputs: int, outputs: int, stream: str) -> Head:
-    """A head with its own random start, named by `stream`, on the run's accelerator."""
+    """A head on the run's accelerator, with a random start of its own; the name `stream` is a format of seeded runs."""
     return seeded_head(inputs, config.head.hidden, outputs, config.train.seed, stream).to(config.runtime.accelerator)

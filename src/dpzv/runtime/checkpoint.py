@@ -1,7 +1,7 @@
 """One atomic file with everything a run needs to continue exactly where it was.
 
-Tensors are stored as safetensors; the few plain values go into its metadata as JSON. Directions, batches,
-clock and seeded noise are functions of the position, so no generator state is kept.
+Tensors are stored as safetensors; the few plain values go into its metadata as JSON. Directions, batches, the clock's
+random times and seeded noise are functions of the position, so no generator state is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ __all__ = ["Progress", "Simulated", "load", "rounds", "save"]
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """The plain values of a checkpoint."""
+    """The plain values of a checkpoint. The names of the fields are the file's format.
+
+    `clock` is in the order of `VirtualClock.state`, and `lengths` are those of metrics and transcript, in this order.
+    """
 
     t: int
     positions: list[int]

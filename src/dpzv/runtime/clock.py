@@ -8,6 +8,7 @@ Poisson processes, the paper's Assumption 3 with q_m in proportion to the speeds
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass
 
 from dpzv.config import Config, per_device
@@ -20,7 +21,7 @@ __all__ = ["Arrival", "Speed", "VirtualClock", "equal_speeds", "speeds_of"]
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One device: seconds of compute a batch (their mean if `exponential`), bytes/s, seconds of latency."""
+    """One device: seconds of compute for a batch (their mean if `exponential`), bytes/s, seconds of latency."""
 
     compute: float
     exponential: bool
@@ -59,8 +60,8 @@ def _parsed(value: float | str) -> tuple[float, bool]:
         seconds = float(number)
     except ValueError:
         seconds = -1.0
-    if word != "exponential" or seconds <= 0:
-        raise ConfigError(f"devices.compute takes seconds or 'exponential SECONDS', got '{value}'.")
+    if word != "exponential" or not 0 < seconds < math.inf:
+        raise ConfigError(f"devices.compute takes seconds or 'exponential SECONDS', got '{value}'; give one of them.")
     return seconds, True
 
 
@@ -93,7 +94,7 @@ class VirtualClock:
         self._push(m, position, self.seconds + self._down[m - 1])
 
     def state(self) -> list[tuple[float, int]]:
-        """The queue as plain values, with the present time first (as device 0)."""
+        """The queue as plain values, with the present time first (as device 0); checkpoints store it in this order."""
         return [(self.seconds, 0), *((a.seconds, a.m) for a in self._queue)]
 
     def restore(self, state: list[tuple[float, int]]) -> None:
@@ -105,6 +106,6 @@ class VirtualClock:
     def _push(self, m: int, position: int, start: float) -> None:
         speed = self._speeds[m - 1]
         compute = speed.compute
-        if speed.exponential:
+        if speed.exponential:  # the stream's name is a format of seeded runs
             compute *= float(numpy_generator(self._seed, "clock", m, position).exponential())
         heapq.heappush(self._queue, Arrival(start + compute + self._up[m - 1], m))

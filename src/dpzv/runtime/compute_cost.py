@@ -1,8 +1,8 @@
 """What a device's work on one batch costs with each method, measured, for the virtual clock.
 
-`devices.compute` of a recipe is the time of DPZV's two forwards; another method's run gets it times a factor,
-measured by a few real rounds on the recipe's own networks and batch. The factors are kept in a file: a second
-call finds the same figures, and so the same runs.
+`devices.compute` of a recipe is the time of DPZV's two forwards. For another method it is multiplied by a factor,
+which a few real rounds on the recipe's own networks and batch measure. The factors are kept in a file, so that a second
+call finds the same figures and the same runs.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 __all__ = ["Compute", "Cost", "charge", "charged", "prepare", "work_of"]
 
 REPEATS = 50
-"""Batches of each device that are timed at most, after one that is not."""
+"""The most batches of each device that are timed, after a first one that is not."""
 
 ENOUGH = 0.5
-"""Seconds of timed work after which no further batch is begun, once there are `AT_LEAST` of them."""
+"""Seconds of timed work after which no further batch is begun, once `AT_LEAST` batches are timed."""
 
 AT_LEAST = 5
-"""Batches of each device that are timed at least."""
+"""The fewest batches of each device that are timed."""
 
 CONTEXT = 600_000_000
 """Bytes of accelerator memory that a process takes before its first tensor."""
@@ -56,7 +56,7 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class Compute(msgspec.Struct, frozen=True):
-    """Costs by the hash of the work, what a run needs, and the threads it gets (0: not chosen yet)."""
+    """Costs by the hash of the work, the memory that a run needs, and the threads it gets (0: not chosen yet)."""
 
     costs: dict[str, Cost] = {}
     run_bytes: int = 0  # the most memory that was measured
@@ -84,7 +84,7 @@ def work_of(config: Config) -> Config:
 
 
 def charged(config: Config, factor: float) -> Config:
-    """`config` with every `devices.compute` times `factor`."""
+    """`config` with every `devices.compute` multiplied by `factor`."""
     value = config.devices.compute
     compute = tuple(_scaled(v, factor) for v in value) if isinstance(value, tuple) else _scaled(value, factor)
     return msgspec.structs.replace(config, devices=msgspec.structs.replace(config.devices, compute=compute))
@@ -132,8 +132,8 @@ def prepare(
 ) -> tuple[list[Job], Compute, int] | None:
     """The named configurations as jobs, charged and with their threads, the figures, and how many run at once.
 
-    `jobs` 0: as many as cores and memory allow. The threads of a run are chosen once and kept with the figures:
-    they belong to a run's hash, and a second call must find the runs of the first. `None` if stopped.
+    With `jobs` 0 as many run at once as cores and memory allow. The threads of a run are chosen once and kept with the
+    figures: they are part of a run's hash, and a second call must find the runs of the first. `None` if stopped.
     """
     from dpzv.runtime.run_plan import sizes_of
 

@@ -34,7 +34,7 @@ FLOOR = 1e-3  # public floor of dp-pca's eigenvalues, in units of one record's s
 
 
 def make_networks(config: Config, data: Dataset, plan: PrivacyPlan, noise: NoiseSource) -> list[torch.nn.Module]:
-    """One network a device, with its start; a dp-pca start uses the plan's noise."""
+    """One network for each device, with its start; a dp-pca start uses the plan's noise."""
     return [make_network(config, m, plan.M, x, plan, noise) for m, x in enumerate(data.x_train, 1)]
 
 
@@ -52,7 +52,7 @@ def make_network(
     if start not in MODELS[model].starts:
         fitting = " or ".join(f"'{name}'" for name, kind in MODELS.items() if start in kind.starts)
         raise ConfigError(
-            f"start '{start}' needs devices.model = {fitting}, got '{model}' at device {m}; '{model}' starts by "
+            f"start '{start}' needs devices.model = {fitting}, got '{model}' at device {m}; '{model}' can start by "
             f"{' or '.join(MODELS[model].starts)}."
         )
     network = MODELS[model].make(
@@ -81,7 +81,10 @@ def make_network(
 
 
 def _dp_pca(i: int, x: NDArray[Any], embedding: int, R: float, plan: PrivacyPlan, noise: NoiseSource) -> LinearStart:
-    """The start of device i+1 from its noisy second moments, with the plan's noise."""
+    """The start of device i+1 from its noisy second moments, with the plan's noise.
+
+    The name of the noise's stream is a format of seeded runs.
+    """
     scale = start_event(plan, i).noise_multiplier * (R**2 + C_START**2)
     return dp_pca_start(
         x,
@@ -90,7 +93,7 @@ def _dp_pca(i: int, x: NDArray[Any], embedding: int, R: float, plan: PrivacyPlan
         c=C_START,
         scale=scale,
         gaussian=lambda shape: noise.gaussian(shape, "start", i + 1),
-        floor=max(FLOOR, 2 * scale * x.shape[1] ** 0.5 / len(x)),  # smaller ones are noise
+        floor=max(FLOOR, 2 * scale * x.shape[1] ** 0.5 / len(x)),  # smaller eigenvalues are noise
     )
 
 

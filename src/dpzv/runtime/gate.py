@@ -20,8 +20,8 @@ from dpzv.terms import NoiseSourceName
 __all__ = ["Gate", "open_gate"]
 
 BLOCK = 16
-"""Head steps paid for at once, before they run: one commit for several steps. A crash forfeits what is left of them, so
-that of a short plan only one in `SHARE` is paid for at once."""
+"""The most head steps that are paid for ahead, so that several steps share one commit. A crash forfeits those that were
+not taken yet, so no more than one in `SHARE` of all planned steps is paid for ahead."""
 SHARE = 100
 
 
@@ -31,7 +31,7 @@ class Gate:
     def __init__(self, ledger: Ledger, noise: NoiseSource) -> None:
         self.plan: PrivacyPlan = ledger.plan
         self.ledger, self._noise = ledger, noise
-        self._planned = self.plan.event(t=0, m=0, position=0, B=self.plan.B)  # with each round's own numbers
+        self._planned = self.plan.event(t=0, m=0, position=0, B=self.plan.B)  # a round puts its own numbers in
         self._steps = [event for event in self.plan.events if isinstance(event, HeadSteps)]  # all planned, in one event
         # head steps paid for: so far, and when the head was last in a checkpoint
         self._paid = self._kept = ledger.head_steps
@@ -57,7 +57,7 @@ class Gate:
         t, m, position, B = pending.t, pending.m, pending.position, pending.B
         if pending.divisor != (1 if self._planned.per_record else B):
             raise PrivacyRefused(
-                f"the plan is for means over {B} records, or for numbers of one; got numbers divided by "
+                f"the plan is for means over {B} records or for numbers of single records, got numbers divided by "
                 f"{pending.divisor}; release what was planned."
             )
         Delta = ledger.stored(t, frame_xxh3) if t <= ledger.last_t else None
@@ -97,13 +97,13 @@ class Gate:
 
     @property
     def at_stake(self) -> float:
-        """The share of all head steps, as paid for, that a crash now would forfeit; none where noise is repeated."""
+        """The share of all planned head steps that a crash now would forfeit; 0 with seeded noise, which repeats."""
         if not self.plan.head_steps or self._noise.name == "seeded":
             return 0.0
         return (self._paid - self._kept) / self.plan.head_steps
 
     def kept(self) -> None:
-        """The head as it is now is in a checkpoint."""
+        """Take note that the head as it is now is in a checkpoint."""
         self._kept = self._paid
 
     @property
@@ -123,10 +123,11 @@ def open_gate(
     ids_of: BatchIds,
     known: int | None,
 ) -> Gate:
-    """The gate of a run whose ledger is at `path`: the one that is there, or a new one where nothing was ever released.
+    """The gate of a run with its ledger at `path`: the one that is there, or a new one if nothing was ever released.
 
-    `plan` is what is asked for now; the plan that the ledger began with is used, and refused if it had other noise.
-    `known` is how many rounds a checkpoint knows of, `None` without one. Private starts are charged here, once.
+    `plan` is what is asked for now. The plan that the ledger began with is used; a run is refused if the two differ in
+    their noise. `known` is how many rounds a checkpoint knows of, `None` without one. Private starts are charged here,
+    once.
     """
     common: dict[str, Any] = {
         "plan": plan,
@@ -134,7 +135,7 @@ def open_gate(
         "noise_source": source,
         "ids_of": ids_of,
     }
-    new = known is None and not path.exists()  # a release needs both
+    new = known is None and not path.exists()  # every release comes after a ledger and a first checkpoint
     ledger = Ledger.create(path, **common) if new else Ledger.open(path, **common, at_least=known or 0)
     try:
         _refuse_other_noise(ledger.plan, plan)

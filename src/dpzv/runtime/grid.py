@@ -1,4 +1,4 @@
-"""Many runs, each a process of its own and kept by the hash of its configuration: none runs twice.
+"""Many runs, each in a process of its own and found by the hash of its configuration, so that none runs twice.
 
 OUT/compute.json                  what the virtual clock charges, see `compute_cost`
 OUT/runs/NAME-HASH/               one run folder each; `summary.json` in it means finished
@@ -65,7 +65,7 @@ class State:
 
 
 Watch = Callable[[State], bool]
-"""Called several times a second; returning false stops the children, resumable."""
+"""Called several times a second; returning false stops the children, which can be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Failure:
 
 
 def config_hash(config: Config) -> str:
-    """sha256 of what a run's result depends on: not of where files lie nor of how often it is saved.
+    """sha256 of what a run's result depends on, which leaves out where files lie and how often the run is saved.
 
     The accelerator and the number of threads stay in, since they change the order of floating-point sums. Runs are
     found again by it, so the order of the configuration's keys is a format.
@@ -101,7 +101,7 @@ def layered(tree: Tree, settings: Mapping[str, Any], method: str, changes: Seque
 
 
 def jobs_that_fit(run_bytes: int, accelerator_share: float, runs: int) -> int:
-    """How many runs fit beside each other: one a core, as long as memory lasts."""
+    """How many runs fit beside each other: one per core, if there is memory for them."""
     available = run_bytes * runs
     with open("/proc/meminfo", encoding="ascii") as lines:
         for line in lines:
@@ -151,7 +151,7 @@ def run(jobs: Sequence[Job], out: Path, at_once: int, watch: Watch) -> list[Fail
 
 
 def _refuse_other_files(job: Job, runs: Path) -> None:
-    """A run begun on other files has the same hash, but is not the run that is asked for."""
+    """Refuse a folder whose run began with another data.path: its hash is the same, but it is not the run asked for."""
     file = runs / job.key / "config.toml"
     if not file.exists():
         return

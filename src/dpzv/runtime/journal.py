@@ -1,7 +1,7 @@
 """What a run writes down at the server: metrics as it goes, and at its end the final head and the summary.
 
-The same whether devices are objects in this process or other organisations: it needs their test embeddings, not them.
-Test metrics stay with the server: nothing here is sent to a device.
+It is the same whether the devices are objects in this process or belong to other organisations, since it needs only
+their test embeddings. Test metrics stay with the server: nothing here is sent to a device.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Meter(msgspec.Struct):
     bytes_initial: int = 0
     """The part of `bytes_up` that filled the table first."""
     bytes_eval: int = 0
-    """Frames uploaded only to evaluate; in no other figure."""
+    """Frames uploaded only to evaluate; no other figure includes them."""
     payload_bytes: int = 0
     """The part of up and down that is numbers, without framing: what the paper counts."""
 
@@ -60,7 +60,7 @@ class Snapshot:
 
 
 Observer = Callable[[Snapshot], bool]
-"""Called after every round; returning false asks the run to stop at the next round, resumable."""
+"""Called after every round; returning false stops the run, which can be resumed."""
 
 
 class Journal:
@@ -74,7 +74,7 @@ class Journal:
         self.targets: dict[str, dict[str, float]] = {}
         self.metrics: Metrics | None = None
         self.seconds_before = 0.0
-        self._epsilon_spent = 0.0  # as of the last evaluation: with a sampled head it costs a second
+        self._epsilon_spent = 0.0  # as of the last evaluation: with a sampled head it takes a second to compute
         self._began = time.monotonic()
 
     @property
@@ -83,7 +83,7 @@ class Journal:
         return self.seconds_before + time.monotonic() - self._began
 
     def evaluate(self, rows: torch.Tensor, virtual_seconds: float) -> None:
-        """Measure the head in the loop on test rows, write a line of metrics, note targets passed."""
+        """Measure the head in the loop on test rows, write a line of metrics, and note the targets reached."""
         server, meter = self._server, self.meter
         self.metrics = found = self._measure(server.method.head, rows)
         self._epsilon_spent = self._gate.epsilon_spent
@@ -211,5 +211,5 @@ class Journal:
 def _auc(y: torch.Tensor, score: torch.Tensor) -> float:
     from sklearn.metrics import roc_auc_score  # a second to import, and only binary tasks need it
 
-    ranked = score.nan_to_num(0.0)  # a head that diverged ranks nothing, and says so by an area of one half
+    ranked = score.nan_to_num(0.0)  # a head that diverged ranks nothing, which gives an area of one half
     return float(roc_auc_score(y.cpu().numpy(), ranked.cpu().numpy()))

@@ -59,7 +59,7 @@ class RunFolder:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for file in (self._metrics, self._transcript):
-            # an error on its way out must not be hidden by the same disk failing again
+            # an error that leaves the block must not be hidden by a second failure of the same disk
             with suppress(OSError) if kind is not None else nullcontext():
                 if file is not None:
                     file.close()
@@ -82,13 +82,16 @@ class RunFolder:
             self._metrics.flush()
 
     def transcript(self, t: int, m: int, Delta: NDArray[np.float64], frame_xxh3: bytes) -> None:
-        """Append a release to the transcript: one number as a hex float, several as the hash of their bytes."""
+        """Append a release to the transcript: one number as a hex float, several as the hash of their bytes.
+
+        The order of the keys in a line is a format, since transcripts are compared byte for byte.
+        """
         assert self._transcript is not None
         exact = float(Delta[0]).hex() if len(Delta) == 1 else "sha256:" + hashlib.sha256(Delta.tobytes()).hexdigest()
         line = f'{{"t":{t},"m":{m},"Delta":"{exact}","frame_xxh3":"{frame_xxh3.hex()}"}}\n'
         try:
             self._transcript.write(line.encode())
-        except OSError as error:  # a context a round would cost more than the line
+        except OSError as error:  # entering a context in every round would cost more than the line
             with disk_errors(self.path / "transcript.jsonl"):
                 raise error
 

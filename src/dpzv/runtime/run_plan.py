@@ -11,7 +11,7 @@ from dpzv.config import Config, per_device
 from dpzv.declarations import start_facts
 from dpzv.errors import ConfigError
 from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
-from dpzv.privacy.plan import PlanRequest, PrivacyPlan, participation_cap
+from dpzv.privacy.plan import MOST_NUMBERS, PlanRequest, PrivacyPlan, participation_cap
 from dpzv.privacy.planning import make_plan
 from dpzv.privacy.statement import parents_of
 from dpzv.rng import seed_of
@@ -42,6 +42,8 @@ def plan_of(config: Config, D: int, M: int) -> PrivacyPlan:
     """The privacy plan of a run over D records and M devices; refuses what it cannot cover."""
     privacy, sizes = config.privacy, sizes_of(config, D, M)
     T, B = sizes.T, sizes.B
+    if config.train.q > MOST_NUMBERS:  # the account of noise on integers counts no more numbers than these
+        raise ConfigError(f"train.q must be at most {MOST_NUMBERS}, got {config.train.q}; lower train.q.")
     if B > D:
         raise ConfigError(f"train.B must be at most the number of records {D}, got {B}; lower train.B.")
     request = PlanRequest(
@@ -61,7 +63,7 @@ def plan_of(config: Config, D: int, M: int) -> PrivacyPlan:
         starts=per_device("devices.start", config.devices.start, M),
         start_share=privacy.start_share,
         head_batch=min(config.head.batch, D),
-        # without rounds the head in the loop is for nothing, unless it is the one that is kept
+        # without rounds there is no use for the head in the loop, unless it is the one that is kept
         head_steps=config.head.steps if T or config.head.final == "private" else 0,
         head_share=privacy.head_share,
         parents=parents_of([Path(folder) for folder in privacy.parents]),
@@ -82,7 +84,7 @@ def noise_of(config: Config) -> NoiseSource:
     """The noise source of a configuration."""
     if config.noise.source == "exact":
         return ExactNoise()
-    # devices know the run's seed; the stream has a name of its own, but whoever knows the seed can make it too
+    # anybody who knows the run's seed, as devices do, can make this noise too; the stream's name is a format
     return SeededNoise(seed_of(config.train.seed, "noise"))
 
 

@@ -53,7 +53,7 @@ def draw(space: Space, trials: int, method: str, seed: int = 0) -> list[dict[str
 
 
 def _setting(space: Space, number: int) -> dict[str, Any]:
-    """The setting whose digits, in a number system with one base a key, are `number`."""
+    """Setting `number` of a space: the number's digits, with one base for each key, choose the values."""
     setting = {}
     for key, values in space.items():
         number, place = divmod(number, len(values))

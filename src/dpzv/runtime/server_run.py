@@ -1,6 +1,6 @@
 """The server's side of a run: state machine, ledger, gate, journal and folder, opened and closed in one place.
 
-Somebody drives it: a virtual clock (`simulate.py`), the arrivals of a network (`network/arrivals.py`), or an audit
+It is driven by a virtual clock (`simulate.py`), by the arrivals of a network (`network/arrivals.py`), or by an audit
 (`attacks/target.py`). A driver calls `fill` and `fill_ends`, then for every round `begin`, `commit` and `close`;
 `evaluate` and `save` when they are due; and `finish`. Everything is built from the plan that the ledger holds.
 """
@@ -31,7 +31,7 @@ from dpzv.runtime.run_folder import RunFolder
 __all__ = ["Opened", "ServerRun"]
 
 AT_STAKE = 0.02
-"""The share of a head's steps after which a checkpoint is written: what a crash may cost of them."""
+"""A checkpoint is written when a crash would forfeit this share of a head's steps."""
 
 
 class Opened(Struct, frozen=True):
@@ -129,7 +129,8 @@ class ServerRun:
     def filled_to(self, m: int, *, again: bool) -> int:
         """The train record from which device m's fill goes on.
 
-        That is the one behind the last chunk that came, if the device still has the weights of then (`again`).
+        It is the one after the last chunk that came, if the device still has the weights it had then (`again`), else
+        the first.
         """
         if not again:
             self._rows.pop(m, None)
@@ -141,7 +142,7 @@ class ServerRun:
         if self.begun or message.start != expected:
             raise PeerError(
                 f"device {message.m} may fill row {expected} next, before the rounds begin, got row {message.start}; "
-                "the peer is closed."
+                "the link is closed."
             )
         self.server.fill(message)
         self._rows[message.m] = expected + len(message.h)
@@ -153,7 +154,7 @@ class ServerRun:
     def fill_ends(self, m: int) -> None:
         """Device m says that its first fill is complete."""
         if self.begun or self._rows.pop(m, 0) < self.plan.D:
-            raise PeerError(f"device {m} must fill {self.plan.D} rows before the rounds begin; the peer is closed.")
+            raise PeerError(f"device {m} must fill {self.plan.D} rows before the rounds begin; the link is closed.")
         self._filled.add(m)
 
     def begin(self, message: Embeddings, frame: bytes | memoryview) -> Opened:
@@ -191,7 +192,7 @@ class ServerRun:
         self.evaluation_due = False
 
     def save(self, beside: checkpoint.Simulated | None = None) -> None:
-        """Make ledger and logs durable, then write the checkpoint: it never knows more than they do."""
+        """Make ledger and logs durable, then write the checkpoint, which never knows more than they do."""
         self.ledger.flush()
         journal, server = self.journal, self.server
         progress = checkpoint.Progress(
@@ -210,7 +211,7 @@ class ServerRun:
         self._saved, self.checkpoint_due = time.monotonic(), False
 
     def train_head_alone(self) -> None:
-        """In a run without rounds: all head steps, on the first fill of the table."""
+        """Take all head steps of a run without rounds, on the first fill of the table."""
         self.server.train_head(self.gate.head_steps(0))
 
     def finish(self, tests: list[Evaluation], virtual_seconds: float) -> dict[str, Any]:
@@ -222,8 +223,8 @@ class ServerRun:
         found = [Release(t, m, k, Delta) for t, to, k, Delta, _ in self.ledger.released() if to == m]
         if not 0 <= position <= len(found):
             raise PeerError(
-                f"device {m} is at batch {position}, but was sent {len(found)} releases in this run; its folder is "
-                "that of another run, or the server's ledger is an old copy."
+                f"device {m} is at batch {position}, but was sent {len(found)} releases in this run; its folder is of "
+                "another run, or the server's ledger is an old copy: check both."
             )
         return found[position:]
 

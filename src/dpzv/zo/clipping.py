@@ -20,7 +20,7 @@ MOST_RECORDS = 1 << 20
 
 
 class ClippedSum(Struct, frozen=True):
-    """A batch's sum of clipped terms is `total * grid`; `total` counts grid steps.
+    """A batch's sum of clipped terms, which is `total * grid`: `total` counts grid steps.
 
     Without a clip (`C` infinite) there is no grid: `grid` is 1 and `total` the plain float64 sum.
     """
@@ -62,10 +62,10 @@ def clipped_rows(
 ) -> tuple[NDArray[np.int64] | NDArray[np.float64], float]:
     """Each record's vector of `rows` [B, k] clipped to norm `C`: exact integers [B*k] and their unit, the grid.
 
-    A vector with a non-finite entry, or of a record where `contributes` is false, is zeros. Without a clip the numbers
-    come back as float64 with a grid of 1.
+    A vector with a non-finite entry, or of a record where `contributes` is false, becomes zeros. Without a clip the
+    numbers come back as float64 with a grid of 1.
     Formal guarantee: the integers of a record depend on its vector alone and have norm at most `C` / grid, so between
-    neighbours they move by at most ``clip_factor(neighbours) * C`` / grid, and every other record's not at all.
+    neighbours they move by at most ``clip_factor(neighbours) * C`` / grid, and those of other records do not move.
     """
     if len(rows) > MOST_RECORDS:
         raise ConfigError(f"a batch must have at most {MOST_RECORDS} records, got {len(rows)}; lower train.B.")
@@ -75,7 +75,7 @@ def clipped_rows(
     if math.isinf(C):
         return terms.reshape(-1).cpu().numpy(), 1.0
     grid = math.ldexp(C, -GRID_BITS)
-    # rounding moves an entry by half a step and the norm by sqrt(k)/2 steps; the other half covers float64
+    # rounding moves an entry by at most half a step, so the norm by sqrt(k)/2 steps; as much again covers float64
     inside = C - math.sqrt(rows.shape[1]) * grid
     largest = terms.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
     norms = largest * torch.linalg.vector_norm(terms / largest, dim=1, keepdim=True)  # no square of a huge entry

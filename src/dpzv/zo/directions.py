@@ -3,8 +3,9 @@
 `u = sqrt(d) * g / ||g||` for a standard Gaussian `g` over all trainable parameters of a module. `g` is cut
 into *blocks*, each drawn with a seed of its own, so any block can be made alone: a large tensor is many
 blocks of whole rows, and small tensors share one block, because one call that draws 5,000 numbers is far
-cheaper than ten that draw 500. A pass over `u` holds one block at a time, besides the last shared block, which has
-at most `SHARED` numbers.
+cheaper than ten that draw 500. A pass over `u` holds one block at a time, and the last shared block, which has at
+most `SHARED` numbers. The order of the parameters, the sizes of the blocks and their numbers are a format: they decide
+which `u` a seed gives.
 
 The same seed gives the same `u` on the same kind of hardware. `u` is no secret: a device knows its seeds, and
 torch's CPU generator uses 32 bits of a seed. Noise that protects anything must come from elsewhere.
@@ -50,8 +51,8 @@ class Piece(NamedTuple):
 class Block(NamedTuple):
     """Numbers of `u` that are drawn together: part of one large tensor, or (`shared`) several whole small ones.
 
-    The pieces lie behind one another, and `parameters` holds the parameter of each. All of a block is on one
-    accelerator and belongs to parameters of one type.
+    The pieces follow one another, and `parameters` holds the parameter of each. A block lies on one accelerator and
+    belongs to parameters of one type.
     """
 
     number: int
@@ -65,9 +66,9 @@ class Block(NamedTuple):
 class Layout(NamedTuple):
     """The canonical order of a module's trainable parameters, and how `u` is cut into blocks.
 
-    `parameters` are unique (a tied one stands once, under its first name) and `d` is their total size;
+    `parameters` are unique (a tied one is listed once, under its first name) and `d` is their total size;
     `places` lists every module that owns one, as (module, name in it, number of the parameter);
-    `spans[i]` are those of the `blocks` that hold parameter `i`.
+    `spans[i]` are the `blocks` that hold parameter `i`.
     """
 
     names: list[str]
@@ -108,10 +109,10 @@ def layout(module: nn.Module) -> Layout:
 
 
 def _cut(parameters: list[Tensor], sizes: list[int]) -> tuple[list[Block], list[list[Block]]]:
-    """The blocks, and for each parameter those that hold it."""
+    """The blocks, and for each parameter the blocks that hold it."""
     blocks: list[Block] = []
     spans: list[list[Block]] = [[] for _ in parameters]
-    waiting: list[int] = []  # small parameters on their way into one shared block
+    waiting: list[int] = []  # small parameters that will share the next block
     room = 0
     for i, parameter in enumerate(parameters):
         if sizes[i] > SHARED:
@@ -161,8 +162,8 @@ class Direction:
 
     It keeps the last shared block, so that the many small tensors of a model are drawn once a pass. All other
     blocks are drawn into the same memory: allocating each anew would leave holes that cost more than a block.
-    `scale` is sqrt(d) / ||g||, the norm taken in float64. To find it takes a pass over `u`, so the step after an
-    evaluation should be given the same object again.
+    `scale` is sqrt(d) / ||g||, with the norm in float64. Finding it takes a pass over `u`, so the step after an
+    evaluation should use the same object again.
     """
 
     def __init__(self, where: Layout, seed: int) -> None:
@@ -172,7 +173,7 @@ class Direction:
         squares = 0.0
         for block in where.blocks:
             g = self._gaussian(block)
-            # a CPU would convert all of `g` to float64 at once, so it gets parts
+            # a CPU would convert all of `g` to float64 at once, so it is given one part after the other
             square = 0.0
             for part in torch.split(g, SHARED) if g.is_cpu else (g,):
                 square += float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
@@ -184,8 +185,8 @@ class Direction:
     def times(self, factor: float, block: Block) -> list[Tensor]:
         """`factor * u` for each piece of `block`: float32, rounded once after `u`.
 
-        A piece that is a whole parameter has its shape; a part of one is flat. The caller may change the numbers, and
-        has to use them before the next call if the block is not shared.
+        A piece that is a whole parameter has the parameter's shape; a part of a parameter is flat. The caller may
+        change the numbers, and must use them before the next call if the block is not shared.
         """
         if not block.shared:
             return [self._gaussian(block).mul_(self.scale).mul_(factor).view(block.pieces[0].shape)]

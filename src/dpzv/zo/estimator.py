@@ -15,7 +15,7 @@ def delta_zo(f_plus: Tensor, f_minus: Tensor, lam: float) -> NDArray[np.float64]
     """`(f_plus - f_minus) / (2*lam)` for each record: losses [B] in, float64 [B] out.
 
     The losses keep the precision they were computed in; from the subtraction on everything is float64, so the
-    only error of note is the losses' own rounding, about 1e-7 of a loss over `2*lam`.
+    only error that matters is the losses' own rounding, about 1e-7 of a loss divided by `2*lam`.
     `E[delta_zo * u]` is the gradient up to O(lam^2).
     """
     if not lam > 0:

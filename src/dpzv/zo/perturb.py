@@ -3,9 +3,9 @@
 While a module runs perturbed, each trainable parameter is a stand-in (`standin.py`) that becomes
 `w + offset*u` for the operation that reads it and is dropped after it. So the extra memory of a round is what
 one operation reads: one parameter tensor (for the fused operations of torch, such as an LSTM layer or
-multi-head attention, the tensors of that operation). Large matrices are not even copied once where a layer
-is a `Linear` map or looks up rows (`Embedding`): these work block by block. The weights are never written, so
-they are bit-identical afterwards; adding `lam*u`, `-2*lam*u` and `lam*u` in place would not leave them so.
+multi-head attention, the tensors of that operation). The large matrices of `Linear` and `Embedding` layers are
+never copied whole: these layers work block by block. The weights are never written, so they are bit-identical
+afterwards; adding `lam*u`, `-2*lam*u` and `lam*u` in place would not leave them so.
 
 Not for concurrent use: two threads must not evaluate one module at the same time.
 """
@@ -30,7 +30,7 @@ FLOAT32 = torch.finfo(torch.float32).max
 
 
 def two_point(module: nn.Module, x: Tensor, u: Direction, lam: float) -> tuple[Tensor, Tensor]:
-    """`module(x)` at `w + lam*u` and at `w - lam*u`, without gradients; `u` is one of `module`.
+    """`module(x)` at `w + lam*u` and at `w - lam*u`, without gradients; `u` is a direction of `module`.
 
     Returns (h_plus, h_minus), each of the shape of `module(x)`.
     """
@@ -54,8 +54,8 @@ def two_point(module: nn.Module, x: Tensor, u: Direction, lam: float) -> tuple[T
 def perturbed(u: Direction, offset: float) -> Iterator[Perturbed]:
     """Inside the block, calls of `u`'s module are at `w + offset*u`, without gradients; `offset` is +-`lam`.
 
-    A block that ends without having read some trainable parameter is refused: it would stay unperturbed in
-    the difference but move in the step.
+    A block that ends without having read every trainable parameter is refused: a parameter that was not read would
+    stay unperturbed in the difference but move in the step.
     """
     where = u.layout
     weights = Perturbed(u, offset, unread=set(range(len(where.parameters))))
@@ -74,11 +74,11 @@ def perturbed(u: Direction, offset: float) -> Iterator[Perturbed]:
 
 
 def _put(where: Layout, values: Sequence[Tensor]) -> None:
-    """Let `values` be the parameters, in all their places."""
+    """Set the parameters to `values`, in every place where they are owned."""
     for owner, name, i in where.places:
         if type(owner).__setattr__ is nn.Module.__setattr__:
             owner._parameters[name] = values[i]  # type: ignore[assignment]  # a stand-in passes for a parameter
-        else:  # a class that keeps a list of its own (RNNs) hears of a change by its setattr
+        else:  # a class that keeps its own list of parameters (RNNs) learns of a change through its __setattr__
             setattr(owner, name, values[i])
 
 
@@ -99,7 +99,7 @@ def momentum_step(velocity: list[Tensor], u: Direction, Delta: float, *, eta: fl
     """`v = momentum*v + Delta*u`, then `w -= eta*v`, both in place.
 
     `velocity` has one tensor for each trainable parameter in the order of `layout` (zeros before the first
-    round), so momentum costs one model of memory. It is post-processing of `Delta`: free of budget. With
+    round), so momentum costs one model of memory. It is post-processing of `Delta`, so it costs no budget. With
     `Delta = 0` the weights still move by the velocity.
     """
     if not math.isfinite(Delta):

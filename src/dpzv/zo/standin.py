@@ -23,7 +23,7 @@ __all__ = ["Perturbed", "StandIn", "stand_ins"]
 
 @dataclass(slots=True, eq=False)
 class Perturbed:
-    """The trainable parameters at `w + offset*u`, made when asked for; `unread` are those that nothing asked for."""
+    """The trainable parameters at `w + offset*u`, made when they are read; `unread` are those that were never read."""
 
     u: Direction
     offset: float
@@ -31,7 +31,7 @@ class Perturbed:
     _kept: dict[int, Tensor] = field(default_factory=dict)  # the parameters of the last shared block
 
     def at(self, offset: float) -> None:
-        """From now on at `w + offset*u`."""
+        """From now on, let the parameters be `w + offset*u`."""
         self.offset, self._kept = offset, {}
 
     def whole(self, i: int) -> Tensor:
@@ -42,7 +42,7 @@ class Perturbed:
         block = self.u.layout.spans[i][0]
         if not block.shared:
             return self._large(i)
-        # all parameters of the block in few operations: one by one would cost more than a small layer
+        # all parameters of the block are made in a few operations: one by one would cost more than a small layer
         made = torch._foreach_add(block.parameters, self.u.times(self.offset, block))
         self._kept = {}
         for piece, w, one in zip(block.pieces, block.parameters, made, strict=True):
@@ -59,7 +59,7 @@ class Perturbed:
         return out
 
     def row_blocks(self, i: int) -> Iterator[tuple[int, int, Tensor]]:
-        """For each block of a matrix of whole rows its first row, its end and its shift `offset*u`, to use at once."""
+        """First row, end row and shift `offset*u` of each block of matrix `i`; a shift must be used at once."""
         self.unread.discard(i)
         width = self.u.layout.parameters[i].shape[1]
         for block in self.u.layout.spans[i]:
@@ -68,7 +68,7 @@ class Perturbed:
 
 
 class StandIn(Tensor):
-    """In place of parameter `i`. `by_rows` says that it is a matrix of several blocks, each of whole rows."""
+    """Stands in for parameter `i`. `by_rows` says that it is a matrix of several blocks, each of whole rows."""
 
     made: Perturbed
     i: int
@@ -102,7 +102,7 @@ def stand_ins(made: Perturbed) -> list[StandIn]:
     for i, (w, blocks) in enumerate(zip(made.u.layout.parameters, made.u.layout.spans, strict=True)):
         by_rows = len(blocks) > 1 and w.ndim == 2 and blocks[0].size % w.shape[1] == 0
         one = Tensor._make_wrapper_subclass(StandIn, w.shape, dtype=w.dtype, device=w.device)
-        # torch asks `_is_param` to tell parameters; plain attributes go past Tensor's own machinery
+        # torch recognises parameters by `_is_param`; writing to `__dict__` avoids Tensor's own attribute setter
         one.__dict__.update(_is_param=True, made=made, i=i, by_rows=by_rows)
         found.append(one)
     return found
