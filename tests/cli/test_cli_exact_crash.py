@@ -52,7 +52,8 @@ def ledger(tmp_path: Path) -> tuple[Releases, int]:
             rows = connection.execute("SELECT t, m, Delta FROM releases").fetchall()
             events = connection.execute("SELECT event FROM events").fetchall()
         except sqlite3.OperationalError as error:  # killed before the tables were made
-            assert "no such table" in str(error)
+            if "no such table" not in str(error):
+                raise
             return {}, 0
     steps = sum(msgspec.msgpack.decode(event).get("steps", 0) for (event,) in events)
     return {t: (m, struct.unpack("<d", Delta)[0].hex()) for t, m, Delta in rows}, steps
