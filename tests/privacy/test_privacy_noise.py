@@ -274,10 +274,10 @@ def test_a_head_step_samples_at_the_public_rate_and_its_noise_has_no_memory() ->
     noise, again = (HeadNoise(SeededNoise(3), D=50, batch=20, z=4.0, C_0=0.5) for _ in range(2))
     (ids, stream), same = noise.sample(7, 1), SeededNoise(3).generator("head", 7, 1)
     np.testing.assert_array_equal(ids, poisson_batch(same, 50, 20 / 50))
-    added, state = noise.update(noise.init(), stream, [(2, 3), (4,)])
+    added, state = noise.update(noise.init([(2,)]), stream, [(2, 3), (4,)])
     np.testing.assert_array_equal(added[0], 4.0 * 0.5 * same.standard_normal((2, 3)))
     np.testing.assert_array_equal(added[1], 4.0 * 0.5 * same.standard_normal(4))
-    assert noise.init() == state == ()
+    assert noise.init([(2,)]) == state == ()
     assert not np.array_equal(again.sample(7, 1)[0], again.sample(7, 2)[0])
 
 

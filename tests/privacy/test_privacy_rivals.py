@@ -98,7 +98,7 @@ def test_backpropagating_devices_are_refused_under_records(method: str) -> None:
 
 
 def test_what_has_no_place_is_refused() -> None:
-    with pytest.raises(ConfigError, match="dpzv's noise"):
+    with pytest.raises(ConfigError, match="dpzv adds noise to answers only"):
         plan(where="uplink")
     for method in RIVALS:
         with pytest.raises(PrivacyRefused, match="published rule puts the noise"):
