@@ -72,7 +72,8 @@ class _ConstantRule(rules.DeviceRule):
     """
 
     def __init__(self, rule: rules.DeviceRule) -> None:
-        self._rule, self.network, self.velocity = rule, rule.network, rule.velocity
+        vars(self).update(vars(rule))  # the first fill and evaluations are the rule's own
+        self._rule = rule
         self._h = torch.zeros(B, K), torch.ones(B, K)
 
     def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
