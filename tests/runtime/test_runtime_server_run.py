@@ -11,12 +11,13 @@ from msgspec.structs import replace
 from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.config import Config
-from dpzv.errors import PeerError, PrivacyRefused
+from dpzv.errors import ConfigError, PeerError, PrivacyRefused
 from dpzv.privacy import head_steps
 from dpzv.protocol.messages import Fill
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import load_data, resume, start
 from dpzv.runtime.run_folder import RunFolder
+from dpzv.runtime.run_plan import plan_of
 from dpzv.runtime.simulate import Simulation
 
 
@@ -67,3 +68,8 @@ def test_rows_are_filled_in_order_once_and_before_the_rounds(tmp_path: Path) -> 
         run.begun = True
         with pytest.raises(PeerError, match="before the rounds begin"):
             run.fill(Fill(1, 0, first.h), 10)
+
+
+def test_more_directions_than_the_account_counts_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"train\.q must be at most 65536, got 65537"):
+        plan_of(config_of("train.method=vfl-czofo", "privacy.protects=labels", "train.q=65537"), 1000, 4)
