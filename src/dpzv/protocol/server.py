@@ -164,7 +164,7 @@ class Server:
                 "the link is closed."
             )
         shape = (self._schedules[message.m - 1].B, width)
-        shapes = list(map(np.shape, message.h))
+        shapes = [h.shape for h in message.h]
         if shapes != [shape] * self.method.facts.arrays:
             raise PeerError(
                 f"device {message.m} must send {self.method.facts.arrays} embeddings of {shape[0]} records of width "

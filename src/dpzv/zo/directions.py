@@ -179,20 +179,26 @@ class Direction:
                 square += float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
             squares += square
         self.scale = math.sqrt(where.d / squares)
-        # the last block need not be drawn again
-        self._kept = (block.number, g.mul_(self.scale)) if block.shared else (-1, g)
+        self._kept: tuple[int, tuple[Tensor, ...]] = (-1, ())
+        if block.shared:  # the last block need not be drawn again
+            self._kept = block.number, unflatten_dense_tensors(g.mul_(self.scale), block.parameters)
 
-    def times(self, factor: float, block: Block) -> list[Tensor]:
+    def times(self, factor: float, block: Block) -> tuple[Tensor, ...]:
         """`factor * u` for each piece of `block`: float32, rounded once after `u`.
 
         A piece that is a whole parameter has the parameter's shape; a part of a parameter is flat. The caller may
         change the numbers, and must use them before the next call if the block is not shared.
         """
-        if not block.shared:
-            return [self._gaussian(block).mul_(self.scale).mul_(factor).view(block.pieces[0].shape)]
+        if block.shared:
+            return torch._foreach_mul(self.shared(block), factor)
+        return (self._gaussian(block).mul_(self.scale).mul_(factor).view(block.pieces[0].shape),)
+
+    def shared(self, block: Block) -> tuple[Tensor, ...]:
+        """`u` for each piece of a shared block; the caller must not change the numbers."""
         if self._kept[0] != block.number:
-            self._kept = block.number, self._gaussian(block).mul_(self.scale)
-        return unflatten_dense_tensors(self._kept[1] * factor, block.parameters)
+            g = self._gaussian(block)
+            self._kept = block.number, unflatten_dense_tensors(g.mul_(self.scale), block.parameters)
+        return self._kept[1]
 
     def _gaussian(self, block: Block) -> Tensor:
         """The standard Gaussian `g` in a block, in new memory if the block is shared."""

@@ -121,7 +121,7 @@ def _add(tensors: list[Tensor], u: Direction, factor: float) -> None:
     for block in u.layout.blocks:
         if block.shared:
             some = [tensors[piece.parameter] for piece in block.pieces]
-            torch._foreach_add_(some, u.times(1.0, block), alpha=factor)
+            torch._foreach_add_(some, u.shared(block), alpha=factor)
             continue
         piece, tensor = block.pieces[0], tensors[block.pieces[0].parameter]
         shift = u.times(factor, block)[0].view(-1)
