@@ -179,7 +179,7 @@ class Direction:
                 square += float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
             squares += square
         self.scale = math.sqrt(where.d / squares)
-        self._kept: tuple[int, tuple[Tensor, ...]] = (-1, ())
+        self._kept: tuple[int, list[Tensor]] = (-1, [])
         if block.shared:  # the last block need not be drawn again
             self._kept = block.number, unflatten_dense_tensors(g.mul_(self.scale), block.parameters)
 
@@ -193,7 +193,7 @@ class Direction:
             return torch._foreach_mul(self.shared(block), factor)
         return (self._gaussian(block).mul_(self.scale).mul_(factor).view(block.pieces[0].shape),)
 
-    def shared(self, block: Block) -> tuple[Tensor, ...]:
+    def shared(self, block: Block) -> list[Tensor]:
         """`u` for each piece of a shared block; the caller must not change the numbers."""
         if self._kept[0] != block.number:
             g = self._gaussian(block)
