@@ -278,6 +278,34 @@ def test_no_more_is_released_than_was_planned(parties: Parties, tmp_path: Path) 
     assert read_ledger(tmp_path / "server").releases == 8
 
 
+@pytest.mark.parametrize(
+    ("assignment", "named"),
+    [("train.seed=5", r"train\.seed = 0, got 5"), ("train.eta_m=0.5", r"train\.eta_m = .*0\.5")],
+)
+def test_a_server_does_not_go_on_with_settings_that_were_edited(
+    parties: Parties, tmp_path: Path, assignment: str, named: str
+) -> None:
+    """All parties and the run folder have the new settings, but the ledger has counted by the old ones."""
+    assert asyncio.run(asyncio.wait_for(parties.together(CONFIG, tmp_path), 60)) is not None
+    (tmp_path / "server" / "summary.json").unlink()
+    other = config_of("head.rule=frozen", "train.rounds=8", assignment)
+    server = ServerParty(other, parties.labels, RunFolder.existing(tmp_path / "server"))
+    with pytest.raises(PrivacyRefused, match=named):
+        asyncio.run(asyncio.wait_for(server.run(MemoryListener(NAMES)), 20))
+
+
+def test_a_server_without_its_ledger_does_not_begin_again(parties: Parties, tmp_path: Path) -> None:
+    assert asyncio.run(asyncio.wait_for(parties.together(CONFIG, tmp_path), 60)) is not None
+    out = tmp_path / "server"
+    for name in ("summary.json", "ledger.sqlite", "checkpoint/state.safetensors", "checkpoint"):
+        path = out / name
+        path.rmdir() if path.is_dir() else path.unlink()
+    server = ServerParty(CONFIG, parties.labels, RunFolder.existing(out))
+    with pytest.raises(PrivacyRefused, match=r"ledger\.sqlite is missing"):
+        asyncio.run(asyncio.wait_for(server.run(MemoryListener(NAMES)), 20))
+    assert not (out / "ledger.sqlite").exists()
+
+
 def test_a_gate_that_has_released_everything_refuses_the_next(parties: Parties, tmp_path: Path) -> None:
     """As the last line of defence, whatever the rounds of the server do."""
     asyncio.run(asyncio.wait_for(parties.together(CONFIG, tmp_path), 60))

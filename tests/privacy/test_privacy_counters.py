@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.plans import asked
 
 from dpzv.errors import PrivacyRefused
+from dpzv.privacy.caps import CapCounters
 from dpzv.privacy.events import ReleaseEvent
-from dpzv.privacy.ledger import CapCounters
 from dpzv.privacy.planning import make_plan
 from dpzv.rng import numpy_generator
 

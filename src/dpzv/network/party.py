@@ -100,12 +100,7 @@ def load_party(path: Path) -> Party:
 
 def open_folder(own: Party) -> RunFolder:
     """The server's run folder: new, or that of the same run."""
-    rendered = configuration.render(own.config)
-    if not (own.out / "config.toml").exists():
-        return RunFolder.create(own.out, rendered)
-    if (own.out / "config.toml").read_text() != rendered:
-        raise ConfigError(f"{own.out} holds a run with another configuration; choose another `out`.")
-    return RunFolder.existing(own.out)
+    return RunFolder.of_run(own.out, own.config)
 
 
 async def serve(own: Party, folder: RunFolder, started: Callable[[ServerParty], None]) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from dpzv.config import Config
 from dpzv.errors import PeerError
 from dpzv.protocol.codec import MAX_FRAME, Codec
 from dpzv.protocol.messages import Message
+from dpzv.runtime.agreement import agreed
 from dpzv.version import VERSION
 
 __all__ = [
@@ -159,17 +160,7 @@ def unpack(codec: Codec | None, frame: bytes) -> Control | Message:
 
 def agreed_hash(config: Config) -> str:
     """The hash of what all parties must agree on: everything except each party's own paths and machine."""
-    change = msgspec.structs.replace
-    agreed = change(
-        config,
-        recipe="",
-        data=change(config.data, path="", columns=(), encoder=""),
-        # only the server has the ledgers of earlier runs; it tells devices how much these leave to a private start
-        privacy=change(config.privacy, parents=()),
-        table=change(config.table, path=""),
-        runtime=change(config.runtime, accelerator="cpu", threads=0, checkpoint_seconds=30.0),
-    )
-    return hashlib.sha256(configuration.render(agreed).encode()).hexdigest()
+    return hashlib.sha256(configuration.render(agreed(config)).encode()).hexdigest()
 
 
 def shown(text: str) -> str:

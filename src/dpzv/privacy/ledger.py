@@ -13,96 +13,32 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 import numpy as np
-from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from dpzv.errors import DpzvError, PrivacyRefused
 from dpzv.privacy import ledger_file
-from dpzv.privacy.events import Event, ReleaseEvent, remember, unit_mu, unpacked
+from dpzv.privacy.binding import refuse_other_request, refuse_other_settings
+from dpzv.privacy.caps import CapCounters
+from dpzv.privacy.events import Event, ReleaseEvent, remember, unpacked
 from dpzv.privacy.head_steps import steps_of
 from dpzv.privacy.ledger_file import ReleaseRow, plain_errors
-from dpzv.privacy.plan import PlanRequest, PrivacyPlan, request_of
+from dpzv.privacy.plan import PlanRequest, PrivacyPlan
 from dpzv.terms import NoiseSourceName
 
-__all__ = ["BatchIds", "CapCounters", "Ledger"]
+__all__ = ["BatchIds", "Ledger"]
 
 BatchIds = Callable[[int, int], NDArray[np.int64]]
 """``ids_of(m, position)``: the record ids, all different, of one batch of device `m`'s public schedule."""
 
 # batches counted at once when a ledger is rebuilt
 _CHUNK = 512
-# A counter is an integer in units of cap / 2^62: sums are exact, and every charge is rounded up.
-_FULL = 1 << 62
-# covers the rounding of the few float64 operations before a charge becomes an integer
-_ROUND_UP = 2.0**-50
-
-
-class CapCounters:
-    """One counter per record id 0 .. D-1 for the sum of (C / (B sigma_dp))^2, kept at or below `cap`.
-
-    An infinite `cap` means that nothing is counted. `room` is what every record can still pay, in the counters' units.
-    """
-
-    def __init__(self, *, D: int, cap: float) -> None:
-        self._cap = cap
-        self._used = np.zeros(D, dtype=np.int64)
-        self.room = _FULL
-        self._charges: dict[tuple[float, ...], int] = {}
-
-    @property
-    def largest(self) -> float:
-        """The largest sum of any record, rounded up; 0 where nothing is counted."""
-        most = _FULL - self.room
-        return most / _FULL * self._cap * (1 + _ROUND_UP) if most else 0.0
-
-    def charge_of(self, event: ReleaseEvent) -> int:
-        """What `event` costs a record in it, in the counters' units; 0 where nothing is counted.
-
-        Refused when it costs more than the whole cap.
-        """
-        if math.isinf(self._cap):
-            return 0
-        key = event.B, event.C, event.sigma_dp, event.per_record
-        if key not in self._charges:  # a run has only a few different ones
-            share = unit_mu(event) ** 2 / self._cap * (1 + _ROUND_UP) if self._cap > 0 else math.inf
-            if not share <= 1:
-                raise PrivacyRefused(
-                    f"one release with B={event.B} and sigma_dp={event.sigma_dp:g} would alone pass the cap of "
-                    "every record in it; release what was planned."
-                )
-            self._charges[key] = math.ceil(share * _FULL)
-        return self._charges[key]
-
-    def can_pay(self, ids: NDArray[np.int64], charge: int) -> NDArray[np.bool_]:
-        """Which of the records `ids` can pay `charge`."""
-        able: NDArray[np.bool_] = self._used.take(ids) <= _FULL - charge
-        return able
-
-    def add(self, ids: NDArray[np.int64], charge: int) -> None:
-        """Charge the records `ids` (all different), except those that cannot pay, since they contributed nothing."""
-        if charge:
-            used = self._used.take(ids)
-            used += charge if charge <= self.room else np.where(used > _FULL - charge, 0, charge)
-            self._used[ids] = used
-            self.room = min(self.room, _FULL - int(np.maximum.reduce(used)))
-
-    def add_many(self, batches: Sequence[NDArray[np.int64]], charge: int) -> None:
-        """Do at once what `add` would do for each of `batches` in turn.
-
-        All batches cost the same, so a record that cannot pay once cannot pay later. The order is therefore of no
-        matter: a record pays as often as it was drawn, or as often as it can.
-        """
-        if charge and batches:
-            drawn = np.bincount(np.concatenate(batches), minlength=len(self._used))
-            self._used += np.minimum(drawn, (_FULL - self._used) // charge) * charge
-            self.room = _FULL - int(self._used.max())
 
 
 class Ledger:
@@ -123,6 +59,7 @@ class Ledger:
         self.run_id = meta["run_id"]
         self.data_fingerprint = meta["data_fingerprint"]
         self.noise_source: NoiseSourceName = meta["noise_source"]
+        self._agreed: str = meta["agreed"]
         self.durable = self.noise_source != "seeded"
         self.last_t = -1
         self.releases = 0
@@ -136,13 +73,22 @@ class Ledger:
         self._per_record = self.plan.per_record  # looked up once: every release is compared with it
         self._admitted: ReleaseEvent | None = None
         self._counters = CapCounters(D=self.plan.D, cap=self.plan.cap)
-        self._rebuild()
 
     @classmethod
     def create(
-        cls, path: Path, *, plan: PrivacyPlan, data_fingerprint: str, noise_source: NoiseSourceName, ids_of: BatchIds
+        cls,
+        path: Path,
+        *,
+        plan: PrivacyPlan,
+        data_fingerprint: str,
+        noise_source: NoiseSourceName,
+        ids_of: BatchIds,
+        agreed: str = "",
     ) -> Self:
-        """A new ledger at `path`, which must not exist; an earlier run over other records is refused."""
+        """A new ledger at `path`, which must not exist; an earlier run over other records is refused.
+
+        `agreed` is the TOML text of all settings that the run is bound to (`runtime/agreement.py`).
+        """
         for parent in plan.parents:
             if parent.data_fingerprint != data_fingerprint:
                 raise PrivacyRefused(
@@ -154,6 +100,7 @@ class Ledger:
             "plan": msgspec.msgpack.encode(plan),
             "data_fingerprint": data_fingerprint,
             "noise_source": noise_source,
+            "agreed": agreed,
         }
         with plain_errors(path), ledger_file.create(path, meta, durable=noise_source != "seeded") as owned:
             return cls(path, owned, ids_of)
@@ -167,23 +114,21 @@ class Ledger:
         data_fingerprint: str,
         noise_source: NoiseSourceName,
         ids_of: BatchIds,
+        agreed: str = "",
         at_least: int = 0,
     ) -> Self:
         """The ledger of an interrupted run, with its counters rebuilt from the rows.
 
         `plan` is what the run is asked for now; the request alone will do, since the stored plan is used. Refused:
-        a missing, damaged or copied file, another request, data set or noise source than the run began with, or fewer
-        than `at_least` releases (those a checkpoint knows of: the ledger is then an old copy).
+        a missing, damaged or copied file; other agreed settings, another request, data set or noise source than the run
+        began with; or fewer than `at_least` releases (those a checkpoint knows of: the ledger is then an old copy).
         """
         with plain_errors(path), ledger_file.reopen(path, durable=noise_source != "seeded") as owned:
             ledger = cls(path, owned, ids_of)
-            now = _asked(plan, data_fingerprint, noise_source)
-            for name, began in _asked(ledger.plan, ledger.data_fingerprint, ledger.noise_source).items():
-                if began != now[name]:
-                    raise PrivacyRefused(
-                        f"the run of ledger {path} began with {name} = {began}, got {now[name]}; "
-                        "resume with the settings and data the run began with, or start a new run."
-                    )
+            refuse_other_settings(path, ledger._agreed, agreed)
+            began = ledger.plan, ledger.data_fingerprint, ledger.noise_source
+            refuse_other_request(path, began, (plan, data_fingerprint, noise_source))
+            ledger._rebuild()
             if ledger.releases < at_least:
                 raise PrivacyRefused(
                     f"the ledger {path} holds {ledger.releases} releases but the checkpoint knows of {at_least}; "
@@ -343,8 +288,3 @@ class Ledger:
             self.last_t = t
             self.releases += 1
         self._counters.add_many(batches, charge)
-
-
-def _asked(plan: PlanRequest, data_fingerprint: str, noise_source: str) -> dict[str, Any]:
-    """What a run was asked for, by name; settings that its head rule and starts do not use are 0 (`request_of`)."""
-    return {"data": data_fingerprint, "noise.source": noise_source} | asdict(request_of(plan))

@@ -28,7 +28,7 @@ ReleaseRow = tuple[int, int, int, int, float, bytes, bytes]
 """t, m, position, B, sigma_dp, Delta, frame_xxh3: the columns of the table `releases`, in its order."""
 
 _ROW, _AT_ONCE = "(?, ?, ?, ?, ?, ?, ?)", 32
-SCHEMA = 6
+SCHEMA = 7
 
 # Delta is the little-endian float64 numbers of the release: a replayed round must be bit-equal. The plan
 # in `meta` and an event are MessagePack (`privacy/events.py`). The order of the columns of `releases` is a format,

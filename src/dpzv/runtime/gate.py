@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.head_steps import HeadSteps
-from dpzv.privacy.ledger import BatchIds, Ledger
+from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.noise import NoiseSource
-from dpzv.privacy.plan import PrivacyPlan, epsilon_spent, private_starts, start_event
+from dpzv.privacy.plan import PrivacyPlan, epsilon_spent
 from dpzv.protocol.messages import Embeddings, Pending, Release
-from dpzv.terms import NoiseSourceName
 
-__all__ = ["Gate", "open_gate"]
+__all__ = ["Gate"]
 
 BLOCK = 16
 """The most head steps that are paid for ahead, so that several steps share one commit. A crash forfeits those that were
@@ -111,47 +107,3 @@ class Gate:
         """What the releases so far cost the record that took part most: an estimate below the claim."""
         ledger = self.ledger
         return epsilon_spent(self.plan, ledger.releases, ledger.unit_mu_squared, ledger.head_steps)
-
-
-def open_gate(
-    path: Path,
-    plan: PrivacyPlan,
-    noise: NoiseSource,
-    *,
-    fingerprint: str,
-    source: NoiseSourceName,
-    ids_of: BatchIds,
-    known: int | None,
-) -> Gate:
-    """The gate of a run with its ledger at `path`: the one that is there, or a new one if nothing was ever released.
-
-    `plan` is what is asked for now. The plan that the ledger began with is used; a run is refused if the two differ in
-    their noise. `known` is how many rounds a checkpoint knows of, `None` without one. Private starts are charged here,
-    once.
-    """
-    common: dict[str, Any] = {
-        "plan": plan,
-        "data_fingerprint": fingerprint,
-        "noise_source": source,
-        "ids_of": ids_of,
-    }
-    new = known is None and not path.exists()  # every release comes after a ledger and a first checkpoint
-    ledger = Ledger.create(path, **common) if new else Ledger.open(path, **common, at_least=known or 0)
-    try:
-        _refuse_other_noise(ledger.plan, plan)
-        for i in private_starts(ledger.plan):
-            ledger.charge(start_event(ledger.plan, i))
-    except BaseException:
-        ledger.close()
-        raise
-    return Gate(ledger, noise)
-
-
-def _refuse_other_noise(began: PrivacyPlan, now: PrivacyPlan) -> None:
-    """Refuse to go on under an accountant that would plan other noise for the same run."""
-    if (began.z, began.sigma_dp) != (now.z, now.sigma_dp):
-        raise PrivacyRefused(
-            f"the run began with head noise z={began.z!r} and release noise sigma_dp={began.sigma_dp!r}, the installed "
-            f"accountant gives {now.z!r} and {now.sigma_dp!r}; resume with the versions in its summary's `versions`, "
-            "or start a new run."
-        )

@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data import catalogue
@@ -31,7 +29,7 @@ def resume(path: Path, observe: Observer, max_seconds: float) -> dict[str, Any] 
     folder = RunFolder.existing(path)
     if folder.finished:
         return folder.read_summary()
-    config = configuration.parse(msgspec.toml.decode((path / "config.toml").read_bytes()))
+    config = folder.config()
     data = load_data(config)
     simulation = Simulation(config, data, partial(make_networks, config, data))
     with simulation.opened(folder):

@@ -18,8 +18,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from dpzv import config as configuration
+from dpzv.config import Config
 from dpzv.durable import disk_errors, write_atomically
 from dpzv.errors import ConfigError
+from dpzv.runtime.agreement import changed
+from dpzv.validate import toml_of
 
 __all__ = ["RunFolder"]
 
@@ -51,6 +55,28 @@ class RunFolder:
             raise ConfigError(f"{path} holds no run (no config.toml); give the folder of `dpzv train --out`.")
         return cls(path)
 
+    @classmethod
+    def of_run(cls, path: Path, config: Config) -> Self:
+        """A new folder for a run of `config`, or that of the same run; refuses other agreed settings.
+
+        What is this party's own, such as the number of threads, may change from start to start.
+        """
+        if not (path / "config.toml").exists():
+            return cls.create(path, configuration.render(config))
+        folder = cls.existing(path)
+        if changes := changed(folder.config(), config):
+            raise ConfigError(
+                f"the run in {path} began with {changes}; give all parties the settings it began with, or choose "
+                "another `out` for a new run."
+            )
+        write_atomically(path / "config.toml", configuration.render(config).encode())
+        return folder
+
+    def config(self) -> Config:
+        """The configuration that the run was started with."""
+        path = self.path / "config.toml"
+        return configuration.parse(toml_of(path.read_bytes(), str(path)))
+
     def __enter__(self) -> Self:
         with disk_errors(self.path):
             self._metrics = (self.path / "metrics.jsonl").open("ab")
@@ -68,6 +94,12 @@ class RunFolder:
     def checkpoint(self) -> Path:
         """Where the checkpoint is, if there is one."""
         return self.path / "checkpoint" / "state.safetensors"
+
+    @property
+    def traces(self) -> list[str]:
+        """Names of what a run leaves behind once it has a ledger."""
+        names = ("metrics.jsonl", "transcript.jsonl", "checkpoint", "weights", "summary.json")
+        return [name for name in names if (self.path / name).exists()]
 
     @property
     def finished(self) -> bool:

@@ -24,8 +24,8 @@ from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending, Releas
 from dpzv.runtime import checkpoint
 from dpzv.runtime.assemble_device import accelerator_of, codec_of, schedules_of
 from dpzv.runtime.assemble_server import make_server
-from dpzv.runtime.gate import open_gate
 from dpzv.runtime.journal import Journal
+from dpzv.runtime.opening import open_gate
 from dpzv.runtime.run_folder import RunFolder
 
 __all__ = ["Opened", "ServerRun"]
@@ -73,15 +73,7 @@ class ServerRun:
         self.schedules = schedules_of(config, plan)
         accelerator_of(config)  # refuses one that is not there
         with ExitStack() as stack:
-            self.gate = open_gate(
-                folder.path / "ledger.sqlite",
-                plan,
-                noise,
-                fingerprint=records.fingerprint,
-                source=config.noise.source,
-                ids_of=lambda m, position: self.schedules[m - 1].ids(position),
-                known=checkpoint.rounds(folder.checkpoint),
-            )
+            self.gate = open_gate(config, records, plan, noise, folder, self.schedules)
             self.ledger, self.plan = stack.enter_context(self.gate.ledger), self.gate.plan
             stack.enter_context(folder)
             self.server = make_server(config, records, widths, self.schedules, self.plan, noise)

@@ -1,0 +1,63 @@
+"""A run is opened: with a new ledger if nothing of it was ever released, else with its own, or not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpzv.config import Config
+from dpzv.data.dataset import ServerRecords
+from dpzv.errors import PrivacyRefused
+from dpzv.privacy.ledger import Ledger
+from dpzv.privacy.noise import NoiseSource
+from dpzv.privacy.plan import PrivacyPlan, private_starts, start_event
+from dpzv.protocol.server import Schedules
+from dpzv.runtime import checkpoint
+from dpzv.runtime.agreement import bound
+from dpzv.runtime.gate import Gate
+from dpzv.runtime.run_folder import RunFolder
+
+__all__ = ["open_gate"]
+
+
+def open_gate(
+    config: Config,
+    records: ServerRecords,
+    plan: PrivacyPlan,
+    noise: NoiseSource,
+    folder: RunFolder,
+    schedules: Schedules,
+) -> Gate:
+    """The gate of the run in `folder`, with a new ledger only if the folder shows no trace of an earlier one.
+
+    `plan` is what is asked for now. The plan that the ledger began with is used; a run is refused if the two differ in
+    their noise, or if an agreed setting or a schedule has changed. Private starts are charged here, once.
+    """
+    path, known = folder.path / "ledger.sqlite", checkpoint.rounds(folder.checkpoint)
+    common: dict[str, Any] = {
+        "plan": plan,
+        "data_fingerprint": records.fingerprint,
+        "noise_source": config.noise.source,
+        "ids_of": lambda m, position: schedules[m - 1].ids(position),
+        "agreed": bound(config, schedules),
+    }
+    # the ledger is made before anything else that a run leaves behind, so whatever is there was once charged
+    new = not path.exists() and not folder.traces
+    ledger = Ledger.create(path, **common) if new else Ledger.open(path, **common, at_least=known or 0)
+    try:
+        _refuse_other_noise(ledger.plan, plan)
+        for i in private_starts(ledger.plan):
+            ledger.charge(start_event(ledger.plan, i))
+    except BaseException:
+        ledger.close()
+        raise
+    return Gate(ledger, noise)
+
+
+def _refuse_other_noise(began: PrivacyPlan, now: PrivacyPlan) -> None:
+    """Refuse to go on under an accountant that would plan other noise for the same run."""
+    if (began.z, began.sigma_dp) != (now.z, now.sigma_dp):
+        raise PrivacyRefused(
+            f"the run began with head noise z={began.z!r} and release noise sigma_dp={began.sigma_dp!r}, the installed "
+            f"accountant gives {now.z!r} and {now.sigma_dp!r}; resume with the versions in its summary's `versions`, "
+            "or start a new run."
+        )
