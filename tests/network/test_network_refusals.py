@@ -35,6 +35,14 @@ from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending
 from dpzv.runtime.run_folder import RunFolder
 
 CONFIG = config_of("head.rule=frozen", "train.rounds=8")
+PRIVATE = config_of(
+    "head.rule=frozen",
+    "train.rounds=8",
+    "devices.model=linear",
+    "devices.start=dp-pca",
+    "devices.R=8",
+    "privacy.epsilon=8",
+)
 CODEC = Codec("float32", 1e-3)
 WIDTH, B = 8, 256
 
@@ -254,16 +262,63 @@ def test_ids_that_are_there_twice_are_refused(
 
 def test_a_private_start_that_was_lost_is_not_drawn_again(parties: Parties, tmp_path: Path) -> None:
     """A device without its folder may come back (`test_network_schedules.py`), but not where its start had noise."""
-    starts = ("devices.model=linear", "devices.start=dp-pca", "devices.R=8", "privacy.epsilon=8")
-    config = config_of("head.rule=frozen", "train.rounds=8", *starts)
-    assert asyncio.run(parties.together(config, tmp_path)) is not None
+    assert asyncio.run(parties.together(PRIVATE, tmp_path)) is not None
 
     async def come_back() -> str:
         listener = MemoryListener(NAMES)
-        async with serving(parties.server(config, tmp_path / "server"), listener):
-            return await said(parties, listener, "east", [], config=config)
+        async with serving(parties.server(PRIVATE, tmp_path / "server"), listener):
+            return await said(parties, listener, "east", [], config=PRIVATE)
 
     assert "lost its folder, and with it its private start" in asyncio.run(come_back())
+
+
+async def come(parties: Parties, listener: MemoryListener, name: str, *, rows: int, done: bool = False) -> str:
+    """Come as a device without a folder, fill so many rows (all with `done`), and leave; or the reason of a refusal."""
+    m = NAMES.index(name) + 1
+    hashes = parties.features[m - 1].hashes.tobytes()
+    async with listener.connector(name).connect() as stream:
+        await stream.write(pack(hello(PRIVATE, "", 0, hashes)))
+        while True:
+            message = unpack(CODEC, await next_frame(stream, 30))
+            if isinstance(message, Stop):
+                return message.reason
+            if isinstance(message, Welcome) and message.needs_ids:
+                await stream.write(pack(Ids(hashes)))
+            if isinstance(message, Rows):
+                rows = len(message.train) // 8 if done else rows
+            if message == Ask("fill"):
+                if rows:
+                    await stream.write(pack_message(CODEC, Fill(m, 0, np.zeros((rows, WIDTH), np.float32))))
+                if done:
+                    await stream.write(pack(Done("fill")))
+                await stream.write(pack(Stop("leaving", False)))
+                await stream.close()
+                return "" if await stream.read() is None else "more"
+
+
+@pytest.mark.parametrize(("rows", "done"), [(0, False), (20, False), (0, True)], ids=["none", "some", "all"])
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
+def test_a_private_start_that_was_seen_is_not_drawn_again_before_the_rounds(
+    parties: Parties, tmp_path: Path, rows: int, done: bool, restarted: bool
+) -> None:
+    """Rows of the table would be of the first start, and all that follows of the second; only one is paid for."""
+
+    async def twice() -> str:
+        listener = MemoryListener(NAMES)
+        async with serving(parties.server(PRIVATE, tmp_path), listener):
+            others = [asyncio.create_task(come(parties, listener, name, rows=0)) for name in NAMES[1:]]
+            assert await come(parties, listener, NAMES[0], rows=rows, done=done) == ""
+            await asyncio.gather(*others)
+            if not restarted:
+                return await come(parties, listener, NAMES[0], rows=0)
+        listener = MemoryListener(NAMES)
+        async with serving(parties.server(PRIVATE, tmp_path), listener):
+            return await come(parties, listener, NAMES[0], rows=0)
+
+    reason = asyncio.run(asyncio.wait_for(twice(), 60))
+    seen = bool(rows or done)
+    assert ("lost its folder, and with it its private start" in reason) == seen
+    assert (reason == "") != seen  # nobody has seen anything of a start that was never used: it may be drawn again
 
 
 def test_no_more_is_released_than_was_planned(parties: Parties, tmp_path: Path) -> None:

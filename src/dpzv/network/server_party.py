@@ -79,7 +79,7 @@ class ServerParty:
         self._arrivals: Arrivals | None = None
         self._aligned = asyncio.Event()
         self._stopping = self._finished = self._closing = False
-        self._failure: DiskError | None = None
+        self._failure: DpzvError | None = None
         self._told: set[int] = set()  # devices that know that the run is finished, and have kept their weights
 
     async def run(self, listener: Listener) -> dict[str, Any] | None:
@@ -102,6 +102,8 @@ class ServerParty:
                 self._finished = self._folder.finished  # true after a restart for devices that were away
                 self._aligned.set()
                 summary = self._folder.read_summary() if self._finished else await self._train(run, arrivals)
+                if self._failure is not None:
+                    raise self._failure
                 if summary is not None:
                     self._finished = True
                     await self._farewell()
@@ -210,8 +212,7 @@ class ServerParty:
             except PeerError:
                 raise
             except DiskError as error:  # no round may begin on an alignment that is not on the disk
-                self._failure = error
-                self.stop()
+                self._end(error)
                 raise PeerError(STOPPING) from None
             except DpzvError as error:  # the reason counts records, which only the server's operator may see
                 LOG.error("%s", error)
@@ -225,7 +226,7 @@ class ServerParty:
             raise PeerError(
                 f"device {m} has weights of another run; give it an empty folder, or connect it to that run's server."
             )
-        if run.begun and not hello.run_id and start_facts(run.plan.starts[m - 1]).private:
+        if m in run.ledger.heard and not hello.run_id and start_facts(run.plan.starts[m - 1]).private:
             raise PeerError(
                 f"device {m} has lost its folder, and with it its private start, which cannot be drawn again; restore "
                 "the folder, or start a new run."
@@ -253,8 +254,12 @@ class ServerParty:
             if frame is None:  # a device that was killed looks like this
                 raise LinkLost("the stream ended without a goodbye")
             message = wire.unpack(run.codecs[m - 1], frame)
-            if isinstance(message, (Embeddings, Fill, Evaluation)) and message.m != m:
-                raise PeerError(f"device {m} spoke for device {message.m}; its link is closed.")
+            if isinstance(message, (Embeddings, Fill, Evaluation)):
+                if message.m != m:
+                    raise PeerError(f"device {m} spoke for device {message.m}; its link is closed.")
+                if peer.closed.is_set():  # the same device has come again by another stream meanwhile
+                    return
+                self._hear(run, m)
             if isinstance(message, wire.Stop):
                 self._goodbye(peer, message)
                 return
@@ -272,6 +277,20 @@ class ServerParty:
                 arrivals.evaluated(m)
             else:
                 raise PeerError(f"device {m} sent {type(message).__name__} out of turn; its link is closed.")
+
+    def _hear(self, run: ServerRun, m: int) -> None:
+        """Note that embeddings of device m are here: a private start that was seen once may not be drawn again."""
+        if m not in run.ledger.heard:
+            try:
+                run.ledger.hear(m)
+            except DiskError as error:
+                self._end(error)
+                raise PeerError(STOPPING) from None
+
+    def _end(self, error: DpzvError) -> None:
+        """Let `run` end with this error."""
+        self._failure = error
+        self.stop()
 
     def _goodbye(self, peer: Peer, stop: wire.Stop | None) -> None:
         if stop is None:

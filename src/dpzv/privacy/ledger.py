@@ -37,6 +37,9 @@ __all__ = ["BatchIds", "Ledger"]
 BatchIds = Callable[[int, int], NDArray[np.int64]]
 """``ids_of(m, position)``: the record ids, all different, of one batch of device `m`'s public schedule."""
 
+_HEARD = "heard from {m}"
+"""The name in `meta` of the note that device m has sent embeddings; it is a format."""
+
 # batches counted at once when a ledger is rebuilt
 _CHUNK = 512
 
@@ -46,6 +49,7 @@ class Ledger:
 
     `plan` is the plan the run began with: a resumed run goes on with that one. `run_id` is random, `last_t` is the
     newest round (-1: none), `releases` the number of releases, and `charged` are the other events so far, joined.
+    `heard` are the devices whose embeddings have reached the server.
     With seeded noise the ledger is not `durable`: rows wait in memory for `flush`, and survive the process but not the
     machine. With secret noise `wait` waits for the disk, since a forgotten release would be made again with new noise.
     """
@@ -63,6 +67,7 @@ class Ledger:
         self.durable = self.noise_source != "seeded"
         self.last_t = -1
         self.releases = 0
+        self.heard = {m for m in range(1, self.plan.M + 1) if _HEARD.format(m=m) in meta}
         stored = self._connection.execute("SELECT event FROM events ORDER BY number")
         self.charged: list[Event] = []
         for (packed,) in stored:
@@ -244,6 +249,12 @@ class Ledger:
             if event.is_new(self.charged, self.plan.events):
                 self._connection.execute("INSERT INTO events (event) VALUES (?)", (msgspec.msgpack.encode(event),))
                 remember(self.charged, event)
+
+    def hear(self, m: int) -> None:
+        """Note for good that embeddings of device m have reached the server: its start is in use from now on."""
+        with plain_errors(self._path), self._disk:
+            self._connection.execute("INSERT OR IGNORE INTO meta VALUES (?, 1)", (_HEARD.format(m=m),))
+            self.heard.add(m)
 
     def flush(self) -> None:
         """Commit the rows that wait in memory; call it before every checkpoint."""
