@@ -180,14 +180,16 @@ class Arrivals:
         if not self._waiting:
             return None
         self._close()
-        M, server, network = self._run.plan.M, self._run.server, self._run.config.network
+        run, server, network = self._run, self._run.server, self._run.config.network
+        M = run.plan.M
         first: list[int] = []  # one of these must be next; if the list is empty, the oldest batch is next
         if network.order == "turns":
             first = [server.t % M + 1]
         elif network.max_delay:
-            first = [m for m in range(1, M + 1) if server.t - server.times[m - 1] >= network.max_delay + M]
+            late = [m for m in range(1, M + 1) if server.t - server.times[m - 1] >= network.max_delay + M]
+            first = [m for m in late if run.has_round(m)]
         for m in first or list(self._waiting):
-            if m in self._waiting and self._open and not self.stopping:
+            if m in self._waiting and self._open and not self.stopping and run.has_round(m):
                 batch = self._waiting.pop(m)
                 if not batch.peer.closed.is_set():
                     return batch
