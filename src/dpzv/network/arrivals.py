@@ -21,6 +21,7 @@ from dpzv.network.alignment_state import AlignmentState
 from dpzv.network.transport import Peer, Peers
 from dpzv.network.wire import MESSAGE, Ask
 from dpzv.protocol.messages import Embeddings, Evaluation
+from dpzv.runtime.checkpoint import load_tests, save_tests
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.run_plan import noise_of, plan_of
 from dpzv.runtime.server_run import Opened, ServerRun
@@ -108,6 +109,18 @@ class Arrivals:
     def tests(self) -> list[Evaluation]:
         """The test embeddings of all devices, as last sent."""
         return [message for chunks in self._tests.values() for message in chunks]
+
+    def keep_tests(self) -> None:
+        """Write the test embeddings to the disk: from here on the run can end without any device."""
+        save_tests(self._run.folder.tests, self.tests)
+
+    def restore_tests(self) -> bool:
+        """Take the test embeddings from the disk; false if the rounds are not over or there are none."""
+        if not self._run.done or not self._run.folder.tests.exists():
+            return False
+        for message in load_tests(self._run.folder.tests):
+            self._tests.setdefault(message.m, []).append(message)
+        return True
 
     def stop(self) -> None:
         """End after the current round, with a checkpoint."""
