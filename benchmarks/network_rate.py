@@ -67,7 +67,7 @@ class _ConstantServer(ServerParty):
     def rounds(self) -> int:
         return self._run.server.t if self._run is not None else 0
 
-    async def _train(self, run: ServerRun, arrivals: Arrivals) -> dict[str, Any] | None:
+    async def _train(self, run: ServerRun, arrivals: Arrivals) -> bool:
         without_head(run.server)
         if self.without_work:
             without_work(run)

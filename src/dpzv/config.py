@@ -142,7 +142,7 @@ class NetworkSection(Section, frozen=True):
     """Devices as processes of their own owners (`dpzv server`, `dpzv device`)."""
 
     devices: tuple[str, ...] = ()  # the names in their certificates; the first is device 1
-    order: Literal["arrival", "turns"] = "arrival"  # turns: in the order of their numbers, as a simulation would
+    order: Literal["arrival", "turns"] = "arrival"  # turns: in the order of their numbers; equal shares with both
     max_delay: int = 0  # rounds that a device may be behind before the others wait for it; 0: any
     late: Literal["wait", "stop"] = "wait"  # what happens when a device stays away longer than `patience`
     patience: float = 3600.0  # s that a run waits for a device it cannot go on without

@@ -6,8 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpzv.config import parse
 from dpzv.errors import ConfigError
+from dpzv.methods.rules import Uplink
 from dpzv.models.rowwise import require_rowwise
+from dpzv.runtime.assemble_device import make_device
+from dpzv.runtime.run_plan import Sizes
 
 X = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
 
@@ -88,3 +92,23 @@ def test_wrong_shapes_are_refused() -> None:
         require_rowwise(nn.LSTM(5, 2), X, name="device 1")
     with pytest.raises(ConfigError, match="at least 2 records, got 1"):
         require_rowwise(nn.Linear(5, 3), X[:1], name="device 1")
+
+
+class LargeOnly(nn.Linear):
+    """Treats records one by one in small batches, and mixes them in batches of 9 or more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if len(x) < 9 else x - x.mean(0))
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "cuda"])
+def test_a_device_is_probed_with_a_batch_of_the_real_size(accelerator: str) -> None:
+    if accelerator == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    config = parse({"runtime": {"accelerator": accelerator}, "train": {"B": 64, "rounds": 1}})
+    x = torch.randn(100, 5, generator=torch.Generator().manual_seed(0))
+    uplink = Uplink(float("inf"), 0.0, lambda shape, stream: torch.zeros(shape).numpy())
+    _, width = make_device(config, 1, nn.Linear(5, 3), x, x, Sizes(100, 1, 64, 1), uplink)
+    assert width == 3
+    with pytest.raises(ConfigError, match="changes the embeddings of other records"):
+        make_device(config, 1, LargeOnly(5, 3), x, x, Sizes(100, 1, 64, 1), uplink)

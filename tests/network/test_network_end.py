@@ -7,15 +7,18 @@ import shutil
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from federation import NAMES, Parties, config_of
 from safetensors.torch import load_file
 
-from dpzv.errors import PeerError
+from dpzv.errors import DiskError, PeerError
 from dpzv.network import device_party, server_party
+from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.status import read_status
+from dpzv.runtime import journal
 
 CONFIG = config_of("head.rule=frozen", "train.rounds=24")
 LATE = NAMES[1]
@@ -55,6 +58,31 @@ def test_a_device_that_missed_the_end_is_told_by_the_same_command(
     assert ends[1] == logs[1]
     assert ends[0].count(b"\n") == logs[0].count(b"\n")
     assert asyncio.run(parties.predicted(CONFIG, again)).shape == (2, 10)
+
+
+def test_devices_say_goodbye_before_the_final_head_is_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server dies as the fit begins; started again, it ends the run without any device, with the same figures."""
+    parties, out = Parties.made(tmp_path / "parties"), tmp_path / "out"
+    undisturbed = asyncio.run(parties.together(CONFIG, tmp_path / "undisturbed"))
+    assert undisturbed is not None
+    kept: list[bool] = []
+
+    def dying(*_: Any) -> None:
+        kept.extend(any((out / name / "weights").glob("*.safetensors")) for name in NAMES)
+        raise DiskError("the machine lost power.")
+
+    monkeypatch.setattr(server_party, "FAREWELL_SECONDS", 0.2)
+    with monkeypatch.context() as patch, pytest.raises(DiskError):
+        patch.setattr(journal, "refit", dying)
+        asyncio.run(parties.together(CONFIG, out))
+    assert kept == [True] * len(NAMES)  # every device had heard the end and kept its weights
+    assert not (out / "server" / "summary.json").exists()
+
+    summary = asyncio.run(parties.server(CONFIG, out / "server").run(MemoryListener(NAMES)))
+    assert summary is not None
+    for name in ("rounds", "test_accuracy", "test_loss", "private_head", "bytes_up", "epsilon"):
+        assert summary[name] == undisturbed[name]
+    assert asyncio.run(parties.together(CONFIG, out)) == summary  # whoever comes back is told so
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5])

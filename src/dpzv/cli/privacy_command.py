@@ -96,7 +96,7 @@ class PlanOptions:
             D=D,
             M=M,
             T=T,
-            participations=participation_cap(T=T, B=B, D=D, M=M, equal_speeds=True),
+            participations=participation_cap(T=T, B=B, D=D, M=M),
             min_batch=1,
             head_rule=self.head,
             starts=tuple("random" for _ in range(M)),

@@ -16,15 +16,19 @@ from dpzv.errors import ConfigError
 
 __all__ = ["require_rowwise"]
 
+LARGE = 8
+"""From this many records on, several rows can be replaced at once and enough others are left to look at."""
+
 
 @torch.no_grad()
 def require_rowwise(module: nn.Module, example: Tensor, *, name: str) -> int:
     """Refuse a network that mixes the records of a batch or is random; return its embedding width k.
 
-    `module` should be in evaluation mode already; `example` [n, ...] is a small batch of at least two records
-    in the shape and type of the real ones, on the module's accelerator. Batch normalisation on batch statistics
-    and active dropout are refused by name. Anything else is found by a probe: replacing one row must leave all
-    other rows' outputs [n, k] bit-equal. The probe tries a few rows; it is evidence, not a proof.
+    `module` should be in evaluation mode already; `example` [n, ...] is a batch of at least two records of the size,
+    shape and type of the real ones, on the accelerator of the run: another size may take another path through the
+    network or through the libraries below it. Batch normalisation on batch statistics and active dropout are refused
+    by name. Anything else is found by a probe: replacing the first, a middle and the last row must leave all other
+    rows' outputs [n, k] bit-equal. It is evidence, not a proof.
     """
     for part, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
@@ -49,22 +53,26 @@ def require_rowwise(module: nn.Module, example: Tensor, *, name: str) -> int:
         )
     if not _same(module(example), output):
         _refuse(name, "two evaluations of the same records differ")
-    for row in sorted({0, len(example) // 2, len(example) - 1}):
-        others = torch.arange(len(example), device=example.device) != row
-        for replaced in _replacements(example, row):
+    rows = sorted({0, len(example) // 2, len(example) - 1})
+    # a real batch is large and its evaluation slow, so all three rows are replaced at once
+    for group in [rows] if len(example) >= LARGE else [[row] for row in rows]:
+        others = torch.ones(len(example), dtype=torch.bool, device=example.device)
+        others[group] = False
+        for replaced in _replacements(example, group):
             if not _same(module(replaced)[others], output[others]):
-                _refuse(name, f"replacing record {row} of a batch changes the embeddings of other records")
+                some = ", ".join(map(str, group))
+                _refuse(name, f"replacing records ({some}) of a batch changes the embeddings of other records")
     return output.shape[1]
 
 
-def _replacements(example: Tensor, row: int) -> Iterator[Tensor]:
-    """The batch with `row` replaced by another record, by zeros and, if values are floats, by large numbers."""
-    values = [example[row - 1], torch.zeros_like(example[row])]
+def _replacements(example: Tensor, rows: list[int]) -> Iterator[Tensor]:
+    """The batch with `rows` replaced by other records, by zeros and, if values are floats, by large numbers."""
+    values = [example[[row - 1 for row in rows]], torch.zeros_like(example[rows])]
     if example.is_floating_point():
-        values.append(torch.full_like(example[row], 1e3))
+        values.append(torch.full_like(example[rows], 1e3))
     for value in values:
         replaced = example.clone()
-        replaced[row] = value
+        replaced[rows] = value
         yield replaced
 
 

@@ -21,6 +21,7 @@ from dpzv.network.alignment_state import AlignmentState
 from dpzv.network.transport import Peer, Peers
 from dpzv.network.wire import MESSAGE, Ask
 from dpzv.protocol.messages import Embeddings, Evaluation
+from dpzv.runtime.checkpoint import load_tests, save_tests
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.run_plan import noise_of, plan_of
 from dpzv.runtime.server_run import Opened, ServerRun
@@ -109,6 +110,18 @@ class Arrivals:
         """The test embeddings of all devices, as last sent."""
         return [message for chunks in self._tests.values() for message in chunks]
 
+    def keep_tests(self) -> None:
+        """Write the test embeddings to the disk: from here on the run can end without any device."""
+        save_tests(self._run.folder.tests, self.tests)
+
+    def restore_tests(self) -> bool:
+        """Take the test embeddings from the disk; false if the rounds are not over or there are none."""
+        if not self._run.done or not self._run.folder.tests.exists():
+            return False
+        for message in load_tests(self._run.folder.tests):
+            self._tests.setdefault(message.m, []).append(message)
+        return True
+
     def stop(self) -> None:
         """End after the current round, with a checkpoint."""
         self.stopping = True
@@ -180,14 +193,16 @@ class Arrivals:
         if not self._waiting:
             return None
         self._close()
-        M, server, network = self._run.plan.M, self._run.server, self._run.config.network
+        run, server, network = self._run, self._run.server, self._run.config.network
+        M = run.plan.M
         first: list[int] = []  # one of these must be next; if the list is empty, the oldest batch is next
         if network.order == "turns":
             first = [server.t % M + 1]
         elif network.max_delay:
-            first = [m for m in range(1, M + 1) if server.t - server.times[m - 1] >= network.max_delay + M]
+            late = [m for m in range(1, M + 1) if server.t - server.times[m - 1] >= network.max_delay + M]
+            first = [m for m in late if run.has_round(m)]
         for m in first or list(self._waiting):
-            if m in self._waiting and self._open and not self.stopping:
+            if m in self._waiting and self._open and not self.stopping and run.has_round(m):
                 batch = self._waiting.pop(m)
                 if not batch.peer.closed.is_set():
                     return batch

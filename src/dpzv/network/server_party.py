@@ -21,7 +21,17 @@ from dpzv.network import wire
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.arrivals import Arrivals, Arrived, open_run
 from dpzv.network.status import DeviceStatus, Status, write_status
-from dpzv.network.transport import LONGEST_PAUSE, LinkLost, Listener, Peer, Peers, Stream, last_word, next_frame
+from dpzv.network.transport import (
+    GOODBYE_SECONDS,
+    LONGEST_PAUSE,
+    LinkLost,
+    Listener,
+    Peer,
+    Peers,
+    Stream,
+    last_word,
+    next_frame,
+)
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.server_run import ServerRun
@@ -99,14 +109,18 @@ class ServerParty:
                 LOG.info("records: %s", self._alignment.counts)
                 self._run = run = stack.enter_context(open_run(self._config, self._alignment, self._folder))
                 self._arrivals = arrivals = Arrivals(run, self._peers)
-                self._finished = self._folder.finished  # true after a restart for devices that were away
+                # true after a restart for devices that were away
+                self._finished = self._folder.finished or arrivals.restore_tests()
                 self._aligned.set()
-                summary = self._folder.read_summary() if self._finished else await self._train(run, arrivals)
+                trained = self._finished or await self._train(run, arrivals)
                 if self._failure is not None:
                     raise self._failure
-                if summary is not None:
-                    self._finished = True
-                    await self._farewell()
+                if not trained:
+                    return None
+                await self._farewell()
+                done = self._folder.finished
+                summary = self._folder.read_summary() if done else run.finish(arrivals.tests, run.journal.seconds)
+                await self._wait_for_the_away()
                 return summary
         finally:
             for peer in list(self._peers.here.values()):
@@ -116,9 +130,20 @@ class ServerParty:
             write_status(self._folder.path, self.status())
 
     async def _farewell(self) -> None:
-        """Tell every device that the run is finished, and wait a little for those that are away."""
-        for peer in self._peers.present():
+        """Tell the devices that are here that the run is finished, and hear their goodbyes.
+
+        It comes before the final head is fitted to all labels without noise, so nothing that devices are sent, nor
+        when they are sent it, depends on that head.
+        """
+        here = self._peers.present()
+        for peer in here:
             await peer.close(FINISHED, final=True)
+        deadline = time.monotonic() + GOODBYE_SECONDS
+        while any(peer.m not in self._told for peer in here) and time.monotonic() < deadline:
+            await self._peers.news(deadline - time.monotonic())
+
+    async def _wait_for_the_away(self) -> None:
+        """Wait a little for devices that do not know yet that the run is finished."""
         deadline = time.monotonic() + FAREWELL_SECONDS
         while len(self._told) < len(self._names) and not self._stopping and time.monotonic() < deadline:
             await self._peers.news(deadline - time.monotonic())
@@ -136,7 +161,8 @@ class ServerParty:
             devices = tuple(DeviceStatus(name, m in here, 0, 0) for m, name in enumerate(self._names, 1))
             return Status(time.time(), "waiting for the parties", 0, 0, 0, 0, None, None, 0.0, devices)
         server, seen = run.server, run.journal.snapshot("")
-        stage = "finished" if self._finished else "rounds" if run.begun else "filling the table"
+        end = "finished" if self._folder.finished else "final head"
+        stage = end if self._finished else "rounds" if run.begun else "filling the table"
         devices = tuple(
             DeviceStatus(name, m in here, server.positions[m - 1], server.t - server.times[m - 1], m in self._told)
             for m, name in enumerate(self._names, 1)
@@ -152,11 +178,12 @@ class ServerParty:
         if self._arrivals is not None:
             self._arrivals.stop()
 
-    async def _train(self, run: ServerRun, arrivals: Arrivals) -> dict[str, Any] | None:
+    async def _train(self, run: ServerRun, arrivals: Arrivals) -> bool:
+        """All that devices take part in; false if stopped before its end."""
         while not run.ready and not self._stopping:
             await self._peers.news()
         if self._stopping:
-            return None
+            return False
         if not run.begun:
             await arrivals.evaluate()
             run.save()
@@ -164,15 +191,17 @@ class ServerParty:
             for peer in self._peers.present():
                 await peer.tell(wire.Ask("rounds"))
         if not await arrivals.run():
-            return None
+            return False
         while not arrivals.has_tests:  # a server that was restarted after the last round
             if arrivals.stopping:
-                return None
+                return False
             if len(self._peers.present()) == len(self._names):
                 await arrivals.evaluate()
             else:
                 await self._peers.news()
-        return run.finish(arrivals.tests, run.journal.seconds)
+        arrivals.keep_tests()
+        self._finished = True
+        return True
 
     async def _talk(self, stream: Stream) -> None:
         """One device from its hello to its goodbye."""

@@ -33,7 +33,7 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, frozen=True):
     """Where a run is. Without a budget, both epsilons are `None`.
 
-    `stage` is "waiting for the parties", "filling the table", "rounds" or "finished".
+    `stage` is "waiting for the parties", "filling the table", "rounds", "final head" or "finished".
     """
 
     time: float

@@ -113,20 +113,16 @@ def request_of(asked: PlanRequest) -> PlanRequest:
     return asked if asked.where == "uplink" else replace(asked, C_h=math.inf)
 
 
-def participation_cap(*, T: int, B: int, D: int, M: int, equal_speeds: bool) -> int:
+def participation_cap(*, T: int, B: int, D: int, M: int) -> int:
     """How often one record can be in a batch, over all devices, in `T` rounds of `B` of `D` records.
 
-    Device m walks one permutation cyclically, so n_m of its rounds hold a record at most ceil(n_m B/D) times.
-    With `equal_speeds` devices take turns and the n_m differ by at most one. Otherwise any split of `T` can
-    happen: with B/D = b/d in lowest terms ceil(n b/d) <= (n b + d - 1)/d, and idle devices add nothing.
+    Device m walks one permutation cyclically, so n_m of its rounds hold a record at most ceil(n_m B/D) times. In a
+    whole run the n_m differ by at most one, however fast each device is (`ServerRun.has_round`).
     """
     for name, value, least in (("T", T, 0), ("B", B, 1), ("D", D, B), ("M", M, 1)):
         whole(name, value, least)
-    if equal_speeds:
-        each, more = divmod(T, M)
-        return more * -(-(each + 1) * B // D) + (M - more) * -(-each * B // D)
-    b, d = B // math.gcd(B, D), D // math.gcd(B, D)
-    return min(T, (T * b + min(M, T) * (d - 1)) // d)
+    each, more = divmod(T, M)
+    return more * -(-(each + 1) * B // D) + (M - more) * -(-each * B // D)
 
 
 def private_starts(asked: PlanRequest) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ def make_device(
     accelerator, i = accelerator_of(config), m - 1
     network.to(accelerator).eval()
     x_train = x_train.to(accelerator)
-    width = require_rowwise(network, x_train[:8], name=f"device {m}")
+    width = require_rowwise(network, x_train[: max(sizes.B, 2)], name=f"device {m}")
     if width > MOST_NUMBERS:
         raise ConfigError(f"an embedding has at most {MOST_NUMBERS} numbers, got {width} at device {m}; narrow it.")
     rule = make_device_rule(

@@ -19,11 +19,12 @@ import torch
 from dpzv.durable import write_tensors
 from dpzv.errors import DataError
 from dpzv.protocol.device import Device
+from dpzv.protocol.messages import Evaluation
 from dpzv.protocol.server import Delays, Server
 from dpzv.runtime.clock import VirtualClock
 from dpzv.runtime.journal import Meter
 
-__all__ = ["Progress", "Simulated", "load", "rounds", "save"]
+__all__ = ["Progress", "Simulated", "load", "load_tests", "rounds", "save", "save_tests"]
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -92,6 +93,21 @@ def load(path: Path, server: Server, beside: Simulated | None) -> Progress:
             device.position = progress.positions[device.m - 1]
         beside.clock.restore(progress.clock)
     return progress
+
+
+def save_tests(path: Path, tests: Sequence[Evaluation]) -> None:
+    """Write the devices' last test embeddings; with them the server can end the run without any device.
+
+    A tensor is called "m start", which is the file's format.
+    """
+    write_tensors(path, {f"{message.m} {message.start}": torch.tensor(message.h) for message in tests}, {})
+
+
+def load_tests(path: Path) -> list[Evaluation]:
+    """What `save_tests` wrote."""
+    with _readable(path):
+        found = {tuple(map(int, name.split())): h for name, h in safetensors.torch.load_file(path).items()}
+        return [Evaluation(m, start, h.numpy()) for (m, start), h in sorted(found.items())]
 
 
 def _progress(metadata: dict[str, str]) -> Progress:

@@ -1,8 +1,9 @@
 """A virtual clock: who is ready when, from each device's compute time, bandwidth and latency.
 
-Events run in time order, ties in the order of the devices, so staleness and participation follow from the
+Events run in time order, ties in the order of the devices, so staleness and the order of the rounds follow from the
 speeds alone. Equal fixed speeds are synchronous round-robin; exponential compute times are independent
-Poisson processes, the paper's Assumption 3 with q_m in proportion to the speeds.
+Poisson processes, the paper's Assumption 3 with q_m in proportion to the speeds, until a device has had its share of
+the rounds (`ServerRun.has_round`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dpzv.errors import ConfigError
 from dpzv.rng import numpy_generator
 from dpzv.validate import positive
 
-__all__ = ["Arrival", "Speed", "VirtualClock", "equal_speeds", "speeds_of"]
+__all__ = ["Arrival", "Speed", "VirtualClock", "speeds_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,6 @@ def _parsed(value: float | str) -> tuple[float, bool]:
     if word != "exponential" or not 0 < seconds < math.inf:
         raise ConfigError(f"devices.compute takes seconds or 'exponential SECONDS', got '{value}'; give one of them.")
     return seconds, True
-
-
-def equal_speeds(speeds: tuple[Speed, ...]) -> bool:
-    """Whether devices take turns: all fixed and the same."""
-    return len(set(speeds)) == 1 and not speeds[0].exponential
 
 
 class VirtualClock:

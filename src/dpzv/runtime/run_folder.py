@@ -102,6 +102,11 @@ class RunFolder:
         return [name for name in names if (self.path / name).exists()]
 
     @property
+    def tests(self) -> Path:
+        """Where the last test embeddings are, once the devices have been told that the run is finished."""
+        return self.path / "checkpoint" / "tests.safetensors"
+
+    @property
     def finished(self) -> bool:
         """Whether the run wrote its summary."""
         return (self.path / "summary.json").exists()

@@ -15,7 +15,6 @@ from dpzv.privacy.plan import MOST_NUMBERS, PlanRequest, PrivacyPlan, participat
 from dpzv.privacy.planning import make_plan
 from dpzv.privacy.statement import parents_of
 from dpzv.rng import seed_of
-from dpzv.runtime.clock import equal_speeds, speeds_of
 
 __all__ = ["Sizes", "device_plan", "noise_of", "plan_of", "sizes_of"]
 
@@ -57,7 +56,7 @@ def plan_of(config: Config, D: int, M: int) -> PrivacyPlan:
         D=D,
         M=M,
         T=T,
-        participations=participation_cap(T=T, B=B, D=D, M=M, equal_speeds=_in_turns(config, M)),
+        participations=participation_cap(T=T, B=B, D=D, M=M),
         min_batch=privacy.min_batch,
         head_rule=config.head.rule,
         starts=per_device("devices.start", config.devices.start, M),
@@ -86,9 +85,3 @@ def noise_of(config: Config) -> NoiseSource:
         return ExactNoise()
     # anybody who knows the run's seed, as devices do, can make this noise too; the stream's name is a format
     return SeededNoise(seed_of(config.train.seed, "noise"))
-
-
-def _in_turns(config: Config, M: int) -> bool:
-    """Whether devices take turns, so that none can use up another's share of the rounds."""
-    speeds = speeds_of(config, M)
-    return config.network.order == "turns" if config.runtime.kind == "network" else equal_speeds(speeds)

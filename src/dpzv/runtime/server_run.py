@@ -173,6 +173,16 @@ class ServerRun:
         late = time.monotonic() - self._saved > self.config.runtime.checkpoint_seconds
         self.checkpoint_due = late or self.gate.at_stake >= AT_STAKE
 
+    def has_round(self, m: int) -> bool:
+        """Whether device m may still begin a round: each has T // M of them, and the first T % M to ask have one more.
+
+        So no record takes part more often than with devices that take turns, whoever is fast. What counts are the
+        rounds in the ledger, so a restart changes nothing.
+        """
+        (each, more), rounds = divmod(self.plan.T, self.plan.M), self.server.positions
+        own = rounds[m - 1]
+        return own < each or (own == each and sum(n > each for n in rounds) < more)
+
     @property
     def done(self) -> bool:
         """Whether all rounds are over."""

@@ -40,6 +40,7 @@ class Simulation:
     def __init__(self, config: Config, data: Dataset, networks: Networks) -> None:
         self._config, self._data, self._noise = config, data, noise_of(config)
         self._plan = plan_of(config, len(data.y_train), len(data.x_train))
+        self._speeds = speeds_of(config, self._plan.M)
         sizes, uplink = sizes_of(config, self._plan.D, self._plan.M), uplink_of(config, self._plan, self._noise)
         made = [
             make_device(config, m, network, torch.from_numpy(x), torch.from_numpy(x_test), sizes, uplink)
@@ -89,8 +90,10 @@ class Simulation:
         return self._finish()
 
     def round(self) -> None:
-        """One round: the next device in virtual time sends its batch, and the server answers it."""
-        run, m = self.server_run, self._clock.next().m
+        """One round: the next device in virtual time that has one left sends its batch, and the server answers it."""
+        run = self.server_run
+        while not run.has_round(m := self._clock.next().m):
+            pass  # this device has had all its rounds, and does not come back
         device, codec = self.devices[m - 1], run.codecs[m - 1]
         frame = codec.encode(device.upload())
         message = codec.decode(frame)
@@ -142,4 +145,4 @@ class Simulation:
             h = np.empty((B, width), np.float32)
             up.append(codec.payload_bytes(Embeddings(m, 0, (h,) * method.facts.arrays)))
             down.append(codec.payload_bytes(Release(0, m, 0, np.empty(method.numbers(B, width)))))
-        return VirtualClock(speeds_of(config, len(widths)), tuple(up), tuple(down), config.train.seed)
+        return VirtualClock(self._speeds, tuple(up), tuple(down), config.train.seed)
