@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import resource
 import signal
@@ -19,7 +20,10 @@ from dpzv.data.files import cached
 from dpzv.durable import replacing, write_atomically, write_tensors
 from dpzv.errors import DiskError
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
+from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.keyfiles import create_authority
+from dpzv.privacy import ledger_file
+from dpzv.runtime.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -80,6 +84,76 @@ def test_every_writer_syncs_the_file_before_its_name_and_the_folder_after(
     assert ("sync", inode) in steps[:at]
     assert ("sync", target.parent.stat().st_ino) in steps[at:]
     assert not list(tmp_path.rglob(".*"))
+
+
+@pytest.mark.parametrize("write", [align, tensors, text, keys])
+def test_a_new_folder_is_synced_into_the_one_above_it(
+    write: Callable[[Path], Path], tmp_path: Path, steps: list[tuple[str, object]]
+) -> None:
+    target = write(tmp_path / "a" / "b")
+    for made in (tmp_path / "a" / "b", tmp_path / "a"):
+        assert steps.index(("sync", made.parent.stat().st_ino)) < steps.index(("sync", target.stat().st_ino)), made
+
+
+def test_logs_and_ledger_are_synced_into_their_folder(tmp_path: Path, steps: list[tuple[str, object]]) -> None:
+    folder = RunFolder.create(tmp_path / "run", "")
+    made = steps.copy()
+    with folder:
+        assert {path.name for path in folder.path.iterdir()} == {"config.toml", "metrics.jsonl", "transcript.jsonl"}
+        assert ("sync", folder.path.stat().st_ino) in steps[len(made) :]
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+def test_the_files_of_a_run_are_for_their_owner_alone_whatever_the_umask(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        with (
+            RunFolder.create(tmp_path / "runs" / "one", "") as folder,
+            ledger_file.create(folder.path / "ledger.sqlite", {}, durable=True) as owned,
+        ):
+            align(folder.path)
+            tensors(folder.checkpoint.parent)
+            folder.summary({})
+            alive = modes(tmp_path)
+            owned.close()
+        with DeviceFolder(tmp_path / "device").held():
+            tensors(tmp_path / "device" / "weights")
+    finally:
+        os.umask(before)
+    assert {f"runs/one/ledger.sqlite{end}" for end in ("", "-wal", "-shm", ".lock")} <= set(alive)
+    found = alive | modes(tmp_path)
+    folders = {"runs", "runs/one", "runs/one/checkpoint", "device", "device/weights"}
+    assert {name: mode for name, mode in found.items() if mode != (0o700 if name in folders else 0o600)} == {}
+
+
+def killed_while_writing(folder: Path) -> None:
+    """A process that the operating system kills in the middle of writing its checkpoint."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    write_tensors(folder / "state.safetensors", {"w": torch.ones(9999)}, {})
+
+
+def test_what_a_killed_device_left_half_written_is_removed_at_its_next_start(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    child = multiprocessing.get_context("fork").Process(target=killed_while_writing, args=(folder,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGXFSZ
+    assert any(path.is_file() for path in folder.rglob("*"))
+    theirs = folder / ".notes"
+    theirs.write_text("of the operator")
+    with DeviceFolder(folder).held():
+        assert {path.name for path in folder.rglob("*")} == {".lock", ".notes"}
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint" / ".state.safetensors.new").mkdir()
+    (folder / "config.toml").touch()
+    with RunFolder.existing(folder):
+        assert not list((folder / "checkpoint").iterdir())
 
 
 def test_private_keys_are_closed_to_others(tmp_path: Path) -> None:

@@ -1,9 +1,14 @@
-"""The one way in which files are replaced: whole or not at all, and such that they survive a power cut."""
+"""The one way in which files are replaced: whole or not at all, and such that they survive a power cut.
+
+Files and new folders are for their owner alone unless the writer says otherwise, whatever the process's umask is.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +16,27 @@ from typing import TYPE_CHECKING
 
 import safetensors
 
-from dpzv.errors import DiskError
+from dpzv.errors import ConfigError, DiskError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["disk_errors", "replacing", "write_atomically", "write_tensors"]
+__all__ = [
+    "EVERYBODY",
+    "disk_errors",
+    "holding",
+    "make_folder",
+    "open_log",
+    "replacing",
+    "sweep",
+    "sync",
+    "write_atomically",
+    "write_tensors",
+]
 
 REMEDY = "free space or choose another --out"
+OWNER, EVERYBODY = 0o600, 0o644
+"""Modes of a file: only its owner may read it, or everybody may."""
 
 
 @contextmanager
@@ -32,30 +50,34 @@ def disk_errors(path: Path, remedy: str = REMEDY) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: Path, *, mode: int = 0o666, shared: bool = False, remedy: str = REMEDY) -> Iterator[Path]:
-    """A new, empty file beside `path` to write to; when the block ends without an error, it takes the place of `path`.
+def replacing(path: Path, *, mode: int = OWNER, shared: bool = False, remedy: str = REMEDY) -> Iterator[Path]:
+    """A new, empty file to write to; when the block ends without an error, it takes the place of `path`.
 
-    A reader sees the old file or the whole new one, also after a power cut; after an error nothing is left behind.
-    `mode` holds from the first byte on, less the process's umask. `shared` says that several processes may write this
-    file at once: each then has a temporary name of its own, which a killed process leaves behind. All other files
-    have one writer and one temporary name, which the next write uses again.
+    A reader sees the old file or the whole new one, also after a power cut; after an error nothing is left behind. The
+    new file lies in a temporary folder beside `path`, which only this user may enter, so that whatever a library leaves
+    there when it is killed is found again. `shared` says that several processes may write this file at once: each then
+    has a temporary folder of its own, which a killed process leaves behind. All other files have one writer and one
+    temporary folder, which the next write and `sweep` remove.
     """
     own = f".{secrets.token_hex(4)}" if shared else ""
-    new = path.with_name(f".{path.name}{own}.new")
+    place = path.with_name(f".{path.name}{own}.new")
     with disk_errors(path, remedy):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent, mode)
         try:
-            new.unlink(missing_ok=True)  # one that a killed process left may be open to more users than `mode` allows
-            os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+            _remove(place)
+            place.mkdir(0o700)
+            new = place / path.name
+            os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER))
             yield new
-            _sync(new)
+            os.chmod(new, mode)
+            sync(new)
             os.replace(new, path)
-            _sync(path.parent)  # the new name, too, must outlast a power cut
+            sync(path.parent)  # the new name, too, must outlast a power cut
         finally:
-            new.unlink(missing_ok=True)
+            _remove(place)
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = OWNER) -> None:
     """Put `data` into `path` as `replacing` does."""
     with replacing(path, mode=mode) as new:
         new.write_bytes(data)
@@ -75,7 +97,72 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dic
         safetensors.torch.save_file(apart, new, metadata)
 
 
-def _sync(path: Path) -> None:
+def open_log(path: Path) -> int:
+    """A descriptor of a file to append to, which only its owner may read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNER)
+    os.fchmod(descriptor, OWNER)
+    return descriptor
+
+
+def make_folder(path: Path, mode: int = OWNER) -> None:
+    """Make a folder and those above it that are missing, for whoever may read a file of `mode` in it.
+
+    Each new folder is synced into the one above it: a file in a folder that a power cut took away is gone, too.
+    """
+    if path.is_dir():
+        return
+    make_folder(path.parent, mode)
+    enter = mode | (mode & 0o444) >> 2
+    try:
+        path.mkdir(enter)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return
+    path.chmod(enter)
+    sync(path.parent)
+
+
+@contextmanager
+def holding(folder: Path, whose: str) -> Iterator[None]:
+    """Own a folder while the block runs; another process that asks for it is refused, and told `whose` folder it is.
+
+    The lock is an advisory one on the file `.lock` in the folder. The operating system lets it go when the process
+    ends, however it ends. What killed processes left half-written is removed first.
+    """
+    with disk_errors(folder):
+        make_folder(folder)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, OWNER)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{folder}, {whose}, is in use by another process; wait for that process to end, or stop it."
+            ) from None
+        sweep(folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes left half-written in a run's folder; call it only while nobody else writes there."""
+    for place in (folder, folder / "checkpoint", folder / "weights"):
+        for left in place.glob(".*.new"):
+            with disk_errors(left):
+                _remove(left)
+
+
+def _remove(place: Path) -> None:
+    """Remove a temporary folder of `replacing`, if it is there."""
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
     """Wait until a file's content, or a folder's list of names, is on the disk."""
     opened = os.open(path, os.O_RDONLY)
     try:

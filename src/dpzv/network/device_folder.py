@@ -1,10 +1,12 @@
 """A device's own folder: its checkpoint while it trains, and its weights once the run is finished.
 
-The files are `state.safetensors` and `weights/device-m.safetensors`, where m is the device's number.
+The files are `state.safetensors` and `weights/device-m.safetensors`, where m is the device's number. One process at a
+time owns the folder: two devices on one folder would each write over what the other has learned.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import msgspec
 import safetensors
 import torch
 
-from dpzv.durable import write_tensors
+from dpzv.durable import holding, write_tensors
 from dpzv.errors import DataError
 from dpzv.protocol.device import Device
 
@@ -32,6 +34,10 @@ class DeviceFolder:
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, path / "state.safetensors"
+
+    def held(self) -> AbstractContextManager[None]:
+        """Own the folder inside the block; refuses a folder that another process owns."""
+        return holding(self._path, "the folder of a device")
 
     @property
     def has_state(self) -> bool:

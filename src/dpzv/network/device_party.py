@@ -36,7 +36,8 @@ class DeviceParty:
     """A device's links to its server, one after the other; what is said on them is its `conversation`."""
 
     def __init__(self, config: Config, features: FeatureRecords, folder: Path) -> None:
-        self.conversation = Conversation(config, features, DeviceFolder(folder))
+        self._folder = DeviceFolder(folder)
+        self.conversation = Conversation(config, features, self._folder)
         self._stopping = asyncio.Event()
         self._writing = asyncio.Lock()
         self._leave: Callable[[], Coroutine[Any, Any, None]] | None = None  # how to end the current link
@@ -45,8 +46,14 @@ class DeviceParty:
     async def run(self, connector: Connector, *, stay: bool = False) -> None:
         """Take part until the server says that the run is finished; connect again when the link is lost.
 
-        With `stay` it goes on after that, for predictions, until it is stopped.
+        With `stay` it goes on after that, for predictions, until it is stopped. A folder that another process uses is
+        refused.
         """
+        with self._folder.held():
+            await self._keep_connected(connector, stay=stay)
+
+    async def _keep_connected(self, connector: Connector, *, stay: bool) -> None:
+        """Connect until it is the end or a stop."""
         pause, longest = 0.5, LONGEST_PAUSE
         while not self._stopping.is_set():
             began = time.monotonic()

@@ -199,7 +199,7 @@ def _lock(path: Path) -> int:
     """Take the lock file of `path`, or refuse; returns its descriptor."""
     place = path.with_name(path.name + ".lock")
     while True:
-        descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -212,7 +212,13 @@ def _lock(path: Path) -> int:
 
 
 def _connect(path: Path, *, durable: bool) -> sqlite3.Connection:
-    """Connect. A `durable` commit is on the disk when it returns; another survives the process but not the machine."""
+    """Connect. A `durable` commit is on the disk when it returns; another survives the process but not the machine.
+
+    Only the owner may read the file, whatever the umask is. SQLite gives the same mode to the files beside it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    os.fchmod(descriptor, 0o600)
+    os.close(descriptor)
     connection = sqlite3.connect(path, isolation_level=None, timeout=5.0, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode = WAL")

@@ -2,7 +2,7 @@
 
     config.toml  metrics.jsonl  transcript.jsonl  ledger.sqlite  checkpoint/  weights/  summary.json
 
-`summary.json` is written last and atomically: its presence means finished.
+`summary.json` is written last and atomically: its presence means finished. Only the owner may read these files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dpzv import config as configuration
 from dpzv.config import Config
-from dpzv.durable import disk_errors, write_atomically
+from dpzv.durable import disk_errors, make_folder, open_log, sweep, sync, write_atomically
 from dpzv.errors import ConfigError
 from dpzv.runtime.agreement import changed
 from dpzv.validate import toml_of
@@ -44,7 +44,7 @@ class RunFolder:
             raise ConfigError(f"{path} already holds a {state} run; choose another --out, or `dpzv resume {path}`.")
         folder = cls(path)
         with disk_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
         write_atomically(path / "config.toml", config_toml.encode())
         return folder
 
@@ -78,9 +78,11 @@ class RunFolder:
         return configuration.parse(toml_of(path.read_bytes(), str(path)))
 
     def __enter__(self) -> Self:
+        sweep(self.path)  # whoever enters holds the ledger, so that nobody else writes here
         with disk_errors(self.path):
-            self._metrics = (self.path / "metrics.jsonl").open("ab")
-            self._transcript = (self.path / "transcript.jsonl").open("ab")
+            self._metrics = os.fdopen(open_log(self.path / "metrics.jsonl"), "ab")
+            self._transcript = os.fdopen(open_log(self.path / "transcript.jsonl"), "ab")
+            sync(self.path)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
