@@ -160,6 +160,15 @@ class Journal:
         both = 0 < float(y.mean()) < 1  # the area is undefined on test records of one class
         return Metrics(accuracy, _auc(y, score) if both else None, test_loss)
 
+    def _participation(self) -> list[dict[str, Any]]:
+        """How much of the run is each device's: its rounds, and its rows that were beyond the bound on embeddings."""
+        server = self._server
+        names = self._config.network.devices or [f"device {m}" for m in range(1, self._gate.plan.M + 1)]
+        return [
+            {"device": name, "rounds": rounds, "zeroed_rows": zeroed}
+            for name, rounds, zeroed in zip(names, server.positions, server.zeroed, strict=True)
+        ]
+
     def _summary(self, final: Metrics, private: Metrics, virtual_seconds: float) -> dict[str, Any]:
         config, plan, server, records = self._config, self._gate.plan, self._server, self._records
         ledger = self._gate.ledger
@@ -202,6 +211,7 @@ class Journal:
             "statement": told.text(),
             "mean_delay": server.delays.mean,
             "max_delay": server.delays.most,
+            "participation": self._participation(),
             "seed": config.train.seed,
             "versions": {"dpzv": VERSION, "python": platform.python_version(), "torch": str(torch.__version__)},
             "data": {"name": records.name, "records": len(records.y_train), "fingerprint": records.fingerprint},

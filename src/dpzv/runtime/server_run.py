@@ -200,6 +200,7 @@ class ServerRun:
             positions=server.positions,
             times=server.times,
             delays=server.delays,
+            zeroed=server.zeroed,
             clock=beside.clock.state() if beside else [],
             meter=journal.meter,
             seconds=journal.seconds,
