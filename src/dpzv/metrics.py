@@ -22,8 +22,8 @@ class Metrics(msgspec.Struct, frozen=True):
 def headline(values: Metrics | Mapping[str, Any]) -> tuple[str, float]:
     """The metric that says most about the task, and its value: AUC, else accuracy, else loss.
 
-    `values` are metrics, or a mapping with the same keys, such as a line of metrics.jsonl or a summary, where a loss that
-    is not finite is `None`.
+    `values` are metrics, or a mapping with the same keys, such as a line of metrics.jsonl or a summary. There a loss
+    that is not finite is `None`.
     """
     found = msgspec.structs.asdict(values) if isinstance(values, Metrics) else values
     for name in ("test_auc", "test_accuracy"):

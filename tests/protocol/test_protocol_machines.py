@@ -120,7 +120,7 @@ def test_the_bound_looks_at_each_row_alone() -> None:
     """A row at the bound stays and one just above it goes, whatever the size of the others."""
     for others in (0.0, 1.0, 65504.0, float("inf")):
         for value, stays in ((65504.0, True), (np.nextafter(np.float32(65504), np.float32(1e9)), False)):
-            devices, server = make("frozen")
+            _, server = make("frozen")
             h = np.full((B, K), others, np.float32)
             h[2] = value
             server.ask(Embeddings(1, 0, (h, h)), None)

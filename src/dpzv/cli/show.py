@@ -107,10 +107,11 @@ def _tables(summaries: list[dict[str, Any]], folder: Path) -> None:
 
 def _took_part(participation: Sequence[Mapping[str, Any]]) -> None:
     """Print how many rounds each device took part in, and whose embeddings were beyond the bound."""
-    parts = [
-        f"{one['device']}: {one['rounds']}" + (f" ({one['zeroed_rows']} rows zeroed)" if one["zeroed_rows"] else "")
-        for one in participation
-    ]
+    parts = []
+    for one in participation:
+        zeroed = [f"{one['zeroed_rows']} rows beyond the bound on embeddings"] if one["zeroed_rows"] else []
+        notes = zeroed + ["no test embeddings"] * (not one["tested"])
+        parts.append(f"{one['device']}: {one['rounds']}" + (f" ({', '.join(notes)})" if notes else ""))
     Console().print(f"Rounds of each device: {', '.join(parts)}", highlight=False, markup=False)
     Console().print()
 

@@ -156,21 +156,23 @@ class ServerParty:
         if self._stopping:
             return None
         if not run.begun:
-            await arrivals.evaluate()
+            if not await arrivals.evaluate():
+                return None
             run.save()
             run.begun = True
             for peer in self._peers.present():
                 await peer.tell(wire.Ask("rounds"))
         if not await arrivals.run():
             return None
-        while not arrivals.has_tests:  # a server that was restarted after the last round
+        evaluations = arrivals.evaluations
+        while missing := evaluations.missing:  # of a server that was restarted after the last round, for example
             if arrivals.stopping:
                 return None
-            if len(self._peers.present()) == len(self._names):
+            if missing <= {peer.m for peer in self._peers.present()}:
                 await arrivals.evaluate()
             else:
                 await self._peers.news()
-        return run.finish(arrivals.tests, run.journal.seconds)
+        return run.finish(evaluations.tests, run.journal.seconds)
 
     async def _talk(self, stream: Stream) -> None:
         """One device from its hello to its goodbye."""
@@ -252,6 +254,8 @@ class ServerParty:
             frame = await stream.read()
             if frame is None:  # a device that was killed looks like this
                 raise LinkLost("the stream ended without a goodbye")
+            if peer.closed.is_set():  # it was on its way when the server closed the link
+                return
             message = wire.unpack(run.codecs[m - 1], frame)
             if isinstance(message, (Embeddings, Fill, Evaluation)) and message.m != m:
                 raise PeerError(f"device {m} spoke for device {message.m}; its link is closed.")
@@ -264,12 +268,12 @@ class ServerParty:
             elif isinstance(message, Fill):
                 run.fill(message, len(frame) - 1)
             elif isinstance(message, Evaluation):
-                arrivals.evaluation(message, len(frame) - 1)
+                arrivals.evaluations.take(peer, message, len(frame) - 1)
             elif isinstance(message, wire.Done) and message.what == "fill":
                 run.fill_ends(m)
                 self._peers.changed.set()
             elif isinstance(message, wire.Done) and message.what == "evaluate":
-                arrivals.evaluated(m)
+                arrivals.evaluations.ends(peer)
             else:
                 raise PeerError(f"device {m} sent {type(message).__name__} out of turn; its link is closed.")
 
