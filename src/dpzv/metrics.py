@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,13 +22,14 @@ class Metrics(msgspec.Struct, frozen=True):
 def headline(values: Metrics | Mapping[str, Any]) -> tuple[str, float]:
     """The metric that says most about the task, and its value: AUC, else accuracy, else loss.
 
-    `values` are metrics, or a mapping with the same keys, such as a line of metrics.jsonl or a summary.
+    `values` are metrics, or a mapping with the same keys, such as a line of metrics.jsonl or a summary. There a loss
+    that is not finite is `None`.
     """
     found = msgspec.structs.asdict(values) if isinstance(values, Metrics) else values
     for name in ("test_auc", "test_accuracy"):
         if found[name] is not None:
             return name.removeprefix("test_"), float(found[name])
-    return "loss", float(found["test_loss"])
+    return "loss", math.nan if found["test_loss"] is None else float(found["test_loss"])
 
 
 def headline_text(values: Metrics | Mapping[str, Any]) -> str:

@@ -18,7 +18,8 @@ from tests.cli.conftest import Cli
 SUMMARY_KEYS = """
 schema recipe method head_rule rounds seconds virtual_seconds test_accuracy test_auc bytes_up bytes_down
 bytes_initial bytes_eval payload_bytes targets epsilon epsilon_zero_out epsilon_replace_one delta_dp mu sigma_dp
-accounting neighbours protects noise_source guarantee guarantee_why mean_delay max_delay seed versions data
+accounting neighbours protects noise_source guarantee guarantee_why mean_delay max_delay participation seed
+versions data
 """.split()
 METRIC_KEYS = """
 round seconds virtual_seconds test_accuracy test_auc test_loss bytes_up bytes_down epsilon_spent mean_delay
@@ -26,10 +27,30 @@ round seconds virtual_seconds test_accuracy test_auc test_loss bytes_up bytes_do
 FILES = ["config.toml", "ledger.sqlite", "metrics.jsonl", "summary.json", "transcript.jsonl"]
 
 
+@pytest.mark.parametrize("shown", [(), ("--quiet",), ("--json",)])
+def test_a_result_that_is_not_finite_is_no_success(cli: Cli, shown: tuple[str, ...]) -> None:
+    """A head whose steps are far too large diverges; the run is kept, and the command says that it failed."""
+    steps = ("head.rule=sgd", "head.eta_0=1e30", "head.final=private", "privacy.epsilon=inf", "train.rounds=8")
+    settings = [word for step in steps for word in ("--set", step)]
+    done = cli("train", "breast-cancer", *settings, *shown, "--out", "run")
+    assert done.returncode == 2
+    assert "test loss must be finite" in done.stderr
+    assert cli("resume", "run", "--quiet").returncode == 2
+
+
 def test_a_run_leaves_what_the_contract_says(cli: Cli, tmp_path: Path) -> None:
     done = cli("train", "breast-cancer", "--set", "train.rounds=60", "--out", "run", "--beside-frozen")
     assert done.returncode == 0, done.stderr
-    for words in ("AUC", "MB", "seconds", "frozen devices", "Privacy statement", "Guarantee:   yes", "Run folder: run"):
+    for words in (
+        "AUC",
+        "MB",
+        "seconds",
+        "frozen devices",
+        "Privacy statement",
+        "Guarantee:   yes",
+        "Rounds of each",
+        "Run folder: run",
+    ):
         assert words in done.stdout
     for folder in (tmp_path / "run", tmp_path / "run" / "frozen"):
         assert [f for f in FILES if not (folder / f).is_file()] == []
@@ -38,6 +59,7 @@ def test_a_run_leaves_what_the_contract_says(cli: Cli, tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [key for key in SUMMARY_KEYS if key not in summary] == []
     assert summary["guarantee"] is True
+    assert sum(one["rounds"] for one in summary["participation"]) == 60
     assert "secret noise" in summary["guarantee_why"]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [0, 50, 60]

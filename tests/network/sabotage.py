@@ -18,6 +18,7 @@ import dpzv.runtime.checkpoint
 import dpzv.runtime.journal
 from dpzv.network.alignment_state import AlignmentState
 from dpzv.network.arrivals import Arrivals
+from dpzv.network.evaluations import Evaluations
 from dpzv.network.grpc_transport import GrpcConnector
 from dpzv.network.transport import Peer, Stream
 from dpzv.privacy.ledger import Ledger
@@ -38,7 +39,7 @@ MOMENTS: dict[str, tuple[Any, str, Literal["before", "after"]]] = {
     "records are aligned": (ServerRun, "__init__", "before"),
     "a part of the fill arrives": (ServerRun, "fill", "before"),
     "a fill is complete": (ServerRun, "fill_ends", "after"),
-    "test rows arrive": (Arrivals, "evaluation", "before"),
+    "test rows arrive": (Evaluations, "take", "before"),
     "a batch arrives": (Arrivals, "arrived", "before"),
     "the gate is asked": (Gate, "submit", "before"),
     "noised, not stored": (Gate, "submit", "after"),
@@ -186,8 +187,8 @@ def _in_parts() -> None:
             for i in range(0, len(part.h), PART):
                 yield Fill(part.m, part.start + i, part.h[i : i + PART])
 
-    def small_evaluate(self: Device) -> Iterator[Evaluation]:
-        for part in evaluate(self):
+    def small_evaluate(self: Device, *chunk: int) -> Iterator[Evaluation]:
+        for part in evaluate(self, *chunk):
             for i in range(0, len(part.h), PART):
                 yield Evaluation(part.m, part.start + i, part.h[i : i + PART])
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from federation import NAMES, Parties, config_of
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from dpzv.errors import DiskError, PeerError
 from dpzv.network import device_party, server_party
@@ -72,9 +73,10 @@ def test_devices_say_goodbye_before_the_final_head_is_fitted(tmp_path: Path, mon
         raise DiskError("the machine lost power.")
 
     monkeypatch.setattr(server_party, "FAREWELL_SECONDS", 0.2)
-    with monkeypatch.context() as patch, pytest.raises(DiskError):
+    with monkeypatch.context() as patch:
         patch.setattr(journal, "refit", dying)
-        asyncio.run(parties.together(CONFIG, out))
+        with pytest.raises(DiskError):
+            asyncio.run(parties.together(CONFIG, out))
     assert kept == [True] * len(NAMES)  # every device had heard the end and kept its weights
     assert not (out / "server" / "summary.json").exists()
 
@@ -104,3 +106,17 @@ def test_a_device_can_be_stopped_while_its_server_is_silent(
             return time.monotonic() - began
 
     assert asyncio.run(stopped()) < 3
+
+
+def test_a_prediction_from_embeddings_that_are_not_finite_is_refused(tmp_path: Path) -> None:
+    """One number of a device's weights was damaged on its disk after training."""
+    parties, out = Parties.made(tmp_path / "parties"), tmp_path / "out"
+    asyncio.run(parties.together(config_of("head.rule=frozen", "train.rounds=8"), out))
+    state = out / LATE / "state.safetensors"
+    with safe_open(state, "pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    name = next(name for name in tensors if name.startswith("network."))
+    tensors[name].view(-1)[0] = float("nan")
+    save_file(tensors, state, metadata)
+    with pytest.raises(PeerError, match=rf"device 2 \({LATE}\) must send finite embeddings"):
+        asyncio.run(parties.predicted(config_of("head.rule=frozen", "train.rounds=8"), out))

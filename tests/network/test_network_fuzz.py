@@ -28,6 +28,7 @@ from dpzv.config import Config
 from dpzv.errors import PeerError
 from dpzv.network.arrivals import Arrivals, open_run
 from dpzv.network.device_conversation import Conversation
+from dpzv.network.evaluations import _Coming
 from dpzv.network.memory_transport import MemoryListener, MemoryStream
 from dpzv.network.server_party import ServerParty
 from dpzv.network.transport import LinkLost, Peer, next_frame
@@ -241,7 +242,7 @@ class Machines:
             Embeddings(self.m, position, (rows_of(B, 0), rows_of(B, 1))),
             Embeddings(self.m, position, (rows_of(B, 2), rows_of(B, 3))),
             Fill(self.m, 8, rows_of(20, 2)),
-            Evaluation(self.m, 4, rows_of(20, 3)),
+            Evaluation(self.m, 0, rows_of(20, 3)),
             Release(self.run.server.t + 1, self.m, device.position, np.array([0.25])),
             Release(self.run.server.t + 1, self.m, device.position, np.array([-1.5])),
         )
@@ -259,7 +260,8 @@ class Machines:
         digest.update(server.table.times.tobytes())
         seen = [server.t, server.positions, server.times, server.delays, run.begun]
         seen += [run.ledger.releases, run.ledger.last_t, run.ledger.unit_mu_squared, run.journal.meter]
-        seen += [sorted(arrivals._waiting), sorted(run._filled), sum(map(len, arrivals._incoming.values()))]
+        coming = [one.rows for one in arrivals.evaluations._coming.values()]
+        seen += [sorted(arrivals._waiting), sorted(run._filled), coming]
         digest.update(repr(seen).encode())
         return digest.digest()
 
@@ -276,9 +278,10 @@ class Machines:
         """One frame of the device through the server's dispatch and, if it is a batch, through its round."""
         run, arrivals = self.run, self.arrivals
         run.begun = begun
-        arrivals._incoming = {self.m: []} if asked else {}
         _, there = await spoken(frame)
-        before, peer = self.server_state(), Peer(self.m, there)
+        peer = Peer(self.m, there)
+        arrivals.evaluations._coming = {peer: _Coming()} if asked else {}
+        before = self.server_state()
         try:
             await self.server._listen_to(peer, there)
         except PeerError:

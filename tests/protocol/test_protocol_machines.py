@@ -29,7 +29,7 @@ from dpzv.models.head import Head
 from dpzv.models.losses import per_record_loss
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
-from dpzv.protocol.messages import Embeddings, Fill, Release
+from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
 from dpzv.protocol.server import Server
 from dpzv.protocol.table import Table
 
@@ -98,10 +98,10 @@ def test_one_replaced_row_moves_the_sum_by_at_most_its_sensitivity(head_rule: st
     assert C / 2 < worst <= 2 * C * (1 + 1e-12)
 
 
-def test_a_row_that_is_not_finite_is_zeros_and_contributes_nothing() -> None:
+def test_a_row_beyond_the_bound_is_zeros_and_contributes_nothing() -> None:
     for head_rule in ("frozen", "joint-zo"):
         totals = []
-        for bad in (float("nan"), float("inf")):
+        for bad in (float("nan"), float("inf"), 3e38, -65536.0):
             devices, server = make(head_rule)
             message = devices[0].upload()
             h_plus = message.h[0].copy()
@@ -113,7 +113,31 @@ def test_a_row_that_is_not_finite_is_zeros_and_contributes_nothing() -> None:
             assert torch.equal(server.table.h[row, :K], torch.zeros(K))
         devices, server = make(head_rule)
         keep = np.arange(B) != 2
-        assert totals == [server.ask(devices[0].upload(), keep).totals[0]] * 2
+        assert totals == [server.ask(devices[0].upload(), keep).totals[0]] * 4
+
+
+def test_the_bound_looks_at_each_row_alone() -> None:
+    """A row at the bound stays and one just above it goes, whatever the size of the others."""
+    for others in (0.0, 1.0, 65504.0, float("inf")):
+        for value, stays in ((65504.0, True), (np.nextafter(np.float32(65504), np.float32(1e9)), False)):
+            _, server = make("frozen")
+            h = np.full((B, K), others, np.float32)
+            h[2] = value
+            server.ask(Embeddings(1, 0, (h, h)), None)
+            server.accept(Release(1, 1, 0, np.array([0.0])))
+            row = int(BatchSchedule(0, 1, B, D).ids(0)[2])
+            assert torch.equal(server.table.h[row, :K], torch.full((K,), float(value) if stays else 0.0))
+            assert server.zeroed[0] == (not stays) + (B - 1) * (others == float("inf"))
+
+
+def test_test_rows_and_the_first_fill_keep_the_bound() -> None:
+    _, server = make("frozen")
+    h = np.ones((2, K), np.float32)
+    h[1, 0] = 3e38
+    server.fill(Fill(1, 0, h))
+    assert server.table.h[:2, :K].tolist() == [[1.0] * K, [0.0] * K]
+    assert server.evaluation_rows([Evaluation(1, 0, h)], 2)[:, :K].tolist() == [[1.0] * K, [0.0] * K]
+    assert server.zeroed == [1, 0]
 
 
 def test_records_past_their_cap_contribute_nothing() -> None:

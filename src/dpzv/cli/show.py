@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from dpzv.errors import ConfigError
 from dpzv.metrics import headline_text
 
 __all__ = ["columns", "json_text", "progress_bar", "result", "statement_text", "stop_asked"]
@@ -64,11 +65,22 @@ def json_text(values: object) -> str:
 
 
 def result(summaries: list[dict[str, Any]], folder: Path, *, quiet: bool, json: bool) -> None:
-    """Print one row a run and the statement of the last one, or the last summary as JSON, or nothing."""
+    """Print one row a run and the statement of the last one, or the last summary as JSON, or nothing.
+
+    Raises `ConfigError` if the result of a run is not finite, and so is none.
+    """
     if json:
         sys.stdout.write(json_text(summaries[-1]))
-    if json or quiet:
-        return
+    elif not quiet:
+        _tables(summaries, folder)
+    if not all(math.isfinite(summary["test_loss"] or math.nan) for summary in summaries):
+        raise ConfigError(
+            f"the final head's test loss must be finite, got another in {folder}: the head diverged; start a new run "
+            "with smaller steps (head.eta_0, head.refit_eta, train.eta_m)."
+        )
+
+
+def _tables(summaries: list[dict[str, Any]], folder: Path) -> None:
     names = ("run", "test", "private head", "rounds", "MB", "seconds", "epsilon", "delta")
     rows = []
     for summary in summaries:
@@ -87,9 +99,21 @@ def result(summaries: list[dict[str, Any]], folder: Path, *, quiet: bool, json: 
     console = Console()
     console.print(columns(names, rows, left=names[:3]))
     console.print()
+    _took_part(summaries[-1]["participation"])
     statement_text(summaries[-1]["statement"])
     console.print()
     console.print(f"Run folder: {folder}", highlight=False, markup=False)
+
+
+def _took_part(participation: Sequence[Mapping[str, Any]]) -> None:
+    """Print how many rounds each device took part in, and whose embeddings were beyond the bound."""
+    parts = []
+    for one in participation:
+        zeroed = [f"{one['zeroed_rows']} rows beyond the bound on embeddings"] if one["zeroed_rows"] else []
+        notes = zeroed + ["no test embeddings"] * (not one["tested"])
+        parts.append(f"{one['device']}: {one['rounds']}" + (f" ({', '.join(notes)})" if notes else ""))
+    Console().print(f"Rounds of each device: {', '.join(parts)}", highlight=False, markup=False)
+    Console().print()
 
 
 def statement_text(text: str) -> None:

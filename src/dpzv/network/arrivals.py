@@ -18,10 +18,11 @@ from dpzv.config import Config, per_device
 from dpzv.errors import PeerError
 from dpzv.metrics import headline_text
 from dpzv.network.alignment_state import AlignmentState
+from dpzv.network.evaluations import Evaluations
 from dpzv.network.transport import Peer, Peers
-from dpzv.network.wire import MESSAGE, Ask
-from dpzv.protocol.messages import Embeddings, Evaluation
-from dpzv.runtime.checkpoint import load_tests, save_tests
+from dpzv.network.wire import MESSAGE
+from dpzv.protocol.bounds import LARGEST
+from dpzv.protocol.messages import Embeddings
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.run_plan import noise_of, plan_of
 from dpzv.runtime.server_run import Opened, ServerRun
@@ -29,8 +30,6 @@ from dpzv.runtime.server_run import Opened, ServerRun
 __all__ = ["Arrivals", "Arrived", "open_run"]
 
 LOG = logging.getLogger("dpzv.server")
-EVALUATION_SECONDS = 120.0
-"""How long a device may take to send its test embeddings before the run goes on with those it sent last."""
 
 
 def open_run(config: Config, alignment: AlignmentState, folder: RunFolder) -> ServerRun:
@@ -52,14 +51,16 @@ class Arrived(Struct, frozen=True):
 
 
 class Arrivals:
-    """Rounds 1 to T of a run whose table is filled. What devices send comes in through `arrived` and `evaluation`."""
+    """Rounds 1 to T of a run whose table is filled; `evaluations` has the devices' test embeddings."""
 
     def __init__(self, run: ServerRun, peers: Peers) -> None:
         self._run, self._peers = run, peers
         self.stopping = False
         self._waiting: dict[int, Arrived] = {}
-        self._tests: dict[int, list[Evaluation]] = {}
-        self._incoming: dict[int, list[Evaluation]] = {}
+        self.evaluations = Evaluations(run, peers)
+        self._sent_at: dict[int, float] = {}  # by device: when its last release was sent
+        self._pace: dict[int, float] = {}  # by device: seconds from a release to its next batch
+        self._zeroed = list(run.server.zeroed)  # rows beyond the bound that the log has told of
         self._open = False  # whether a round may begin now
         self._last = time.monotonic()  # when the last round began
         self._unclosed: Opened | None = None  # a round whose release is on its way, but which is not closed yet
@@ -75,52 +76,13 @@ class Arrivals:
         """
         m = batch.peer.m
         self._close()
+        if (sent := self._sent_at.pop(m, None)) is not None:
+            self._pace[m] = time.monotonic() - sent
         self._run.server.check(batch.message)
         if m in self._waiting and self._waiting[m].peer is batch.peer:
             raise PeerError(f"device {m} sent a batch before the release of its last one; the link is closed.")
         self._waiting[m] = batch
         return self._go_on(batch.peer)
-
-    def evaluation(self, message: Evaluation, size: int) -> None:
-        """A chunk of test embeddings that were asked for, which came in a frame of `size` bytes."""
-        run, chunks = self._run, self._incoming.get(message.m)
-        if chunks is None:
-            raise PeerError(f"device {message.m} sent test embeddings that nobody asked for; the link is closed.")
-        run.server.check_evaluation(message, run.D_test)
-        if sum(len(chunk.h) for chunk in chunks) + len(message.h) > run.D_test:
-            raise PeerError(f"device {message.m} sent more than {run.D_test} test embeddings; the link is closed.")
-        run.journal.meter.bytes_eval += size
-        chunks.append(message)
-
-    def evaluated(self, m: int) -> None:
-        """Device m has sent all its test embeddings."""
-        chunks, D_test = self._incoming.pop(m, None), self._run.D_test
-        if chunks is None or sum(len(chunk.h) for chunk in chunks) != D_test:
-            raise PeerError(f"device {m} must send {D_test} test embeddings when asked; the link is closed.")
-        self._tests[m] = chunks
-        self._peers.changed.set()
-
-    @property
-    def has_tests(self) -> bool:
-        """Whether every device has sent its test embeddings."""
-        return len(self._tests) == self._run.plan.M
-
-    @property
-    def tests(self) -> list[Evaluation]:
-        """The test embeddings of all devices, as last sent."""
-        return [message for chunks in self._tests.values() for message in chunks]
-
-    def keep_tests(self) -> None:
-        """Write the test embeddings to the disk: from here on the run can end without any device."""
-        save_tests(self._run.folder.tests, self.tests)
-
-    def restore_tests(self) -> bool:
-        """Take the test embeddings from the disk; false if the rounds are not over or there are none."""
-        if not self._run.done or not self._run.folder.tests.exists():
-            return False
-        for message in load_tests(self._run.folder.tests):
-            self._tests.setdefault(message.m, []).append(message)
-        return True
 
     def stop(self) -> None:
         """End after the current round, with a checkpoint."""
@@ -137,7 +99,7 @@ class Arrivals:
                 await self._peers.news(self._left())
             self._open = False
             await self._send_all()
-            if run.evaluation_due:
+            if run.evaluation_due and not self.stopping:
                 await self.evaluate()
             if run.checkpoint_due:
                 run.save()
@@ -146,22 +108,22 @@ class Arrivals:
         run.save()
         return run.done
 
-    async def evaluate(self) -> None:
-        """Ask the connected devices for test embeddings, and measure; what does not come stays as it was sent last."""
-        asked, run = self._peers.present(), self._run
-        for peer in asked:
-            self._incoming[peer.m] = []
-            await peer.tell(Ask("evaluate"))
-        deadline = time.monotonic() + EVALUATION_SECONDS
-        # a device that is lost meanwhile is not waited for: it would have to be asked again
-        while any(peer.m in self._incoming and not peer.closed.is_set() for peer in asked):
-            await self._peers.news(deadline - time.monotonic())
-            if time.monotonic() > deadline:
-                LOG.warning("test embeddings did not come in time; the last ones are used")
-                break
-        run.evaluate(self.tests, run.journal.seconds)
+    async def evaluate(self) -> bool:
+        """Ask the connected devices for test embeddings, and measure; false if stopped before."""
+        run = self._run
+        if not await self.evaluations.collect(self._pace, lambda: self.stopping):
+            return False
+        run.evaluate(self.evaluations.tests, run.journal.seconds)
         assert run.journal.metrics is not None
         LOG.info("round %d of %d: %s", run.server.t, run.plan.T, headline_text(run.journal.metrics))
+        for m, (told, now) in enumerate(zip(self._zeroed, run.server.zeroed, strict=True), 1):
+            if now > told:
+                LOG.warning(
+                    "device %d (%s): %d rows of embeddings are not finite or beyond %g; they count as zeros",
+                    *(m, run.config.network.devices[m - 1], now - told, LARGEST),
+                )
+        self._zeroed = list(run.server.zeroed)
+        return True
 
     def _go_on(self, own: Peer | None = None) -> bytes:
         """Begin all rounds that may begin now, and see that their releases are committed and sent.
@@ -232,7 +194,9 @@ class Arrivals:
         except Exception as error:
             self._fail(error)
             return answer
+        now = time.monotonic()
         for peer, opened in group:
+            self._sent_at[peer.m] = now
             if peer is own:
                 answer = MESSAGE + opened.answer
             else:

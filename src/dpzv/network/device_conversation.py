@@ -17,7 +17,7 @@ from dpzv.config import Config, per_device
 from dpzv.declarations import start_facts
 from dpzv.errors import ConfigError, PeerError
 from dpzv.network.device_folder import DeviceFolder, DeviceState
-from dpzv.network.wire import PART, Ask, Control, Done, Ids, Rows, Welcome, hello, pack, pack_message
+from dpzv.network.wire import BATCHES, PART, Ask, Control, Done, Ids, Rows, Welcome, hello, pack, pack_message
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Evaluation, Message, Release
@@ -126,7 +126,7 @@ class Conversation:
         if message.what == "fill":
             parts = device.fill(max(0, message.start))
         elif message.what == "evaluate":
-            parts = device.evaluate()
+            parts = device.evaluate(BATCHES * self._config.train.B)
         else:
             rows = torch.from_numpy(self._features.x[self._own_rows(message.rows)])
             width = per_device("devices.embedding", self._config.devices.embedding, self._M)[self.m - 1]

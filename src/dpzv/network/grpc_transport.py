@@ -42,6 +42,9 @@ LOG = logging.getLogger("dpzv.server")
 
 METHOD = "/dpzv.Session/Run"
 
+FAULT = "the server had an internal error; its log says more"
+"""All that a device hears of an error that the server did not expect."""
+
 _OPTIONS = [
     ("grpc.max_send_message_length", MAX_FRAME + 1),
     ("grpc.max_receive_message_length", MAX_FRAME + 1),
@@ -142,7 +145,11 @@ class GrpcListener:
         """Run `talk` for every stream of a device from now on."""
 
         async def run(_: Any, context: Any) -> None:
-            await talk(GrpcStream(context))
+            try:
+                await talk(GrpcStream(context))
+            except Exception:  # gRPC would send the error's own text, which may tell of labels or of other devices
+                LOG.exception("a device's link ended with an internal error")
+                await context.abort(grpc.StatusCode.INTERNAL, FAULT)
 
         handler = grpc.stream_stream_rpc_method_handler(run)
         service, method = METHOD.strip("/").split("/")

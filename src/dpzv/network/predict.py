@@ -21,6 +21,7 @@ from dpzv.network.server_party import greet, hashed_ids
 from dpzv.network.transport import LinkLost, Listener, Peer, Stream, last_word, next_frame
 from dpzv.network.wire import Ask, Done, Hello, Welcome, unpack
 from dpzv.privacy.statement import read_ledger
+from dpzv.protocol.bounds import LARGEST, within
 from dpzv.protocol.messages import Evaluation
 from dpzv.runtime.assemble_device import codec_of
 from dpzv.runtime.device_networks import load_head
@@ -83,7 +84,10 @@ class Predictor:
         finally:
             await listener.stop(1)
         self._go_on()
-        return torch.cat(self._outputs)
+        outputs = torch.cat(self._outputs)
+        if not bool(outputs.isfinite().all()):
+            raise DataError("the head of this run gives predictions that are not finite, so it diverged; train anew.")
+        return outputs
 
     async def _talk(self, stream: Stream) -> None:
         peer = Peer(0, stream)
@@ -135,6 +139,11 @@ class Predictor:
                 raise PeerError(f"device {m} must send embeddings, got {type(message).__name__}; its link is closed.")
             if message.start != came or came + len(message.h) > len(rows):
                 raise PeerError(f"device {m} sent embeddings of records that were not asked for; its link is closed.")
+            if beyond := len(message.h) - int(np.count_nonzero(within(message.h))):
+                raise _Unable(
+                    f"device {m} ({self._names[m - 1]}) must send finite embeddings of at most {LARGEST:g}, got others "
+                    f"for {beyond} of {len(message.h)} records; check its weights and its file."
+                )
             self._rows[came : came + len(message.h), columns] = message.h
             self._came[m - 1] = came = came + len(message.h)
             self._go_on()

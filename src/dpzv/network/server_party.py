@@ -110,7 +110,7 @@ class ServerParty:
                 self._run = run = stack.enter_context(open_run(self._config, self._alignment, self._folder))
                 self._arrivals = arrivals = Arrivals(run, self._peers)
                 # true after a restart for devices that were away
-                self._finished = self._folder.finished or arrivals.restore_tests()
+                self._finished = self._folder.finished or arrivals.evaluations.restore()
                 self._aligned.set()
                 trained = self._finished or await self._train(run, arrivals)
                 if self._failure is not None:
@@ -119,7 +119,9 @@ class ServerParty:
                     return None
                 await self._farewell()
                 done = self._folder.finished
-                summary = self._folder.read_summary() if done else run.finish(arrivals.tests, run.journal.seconds)
+                summary = (
+                    self._folder.read_summary() if done else run.finish(arrivals.evaluations.tests, run.journal.seconds)
+                )
                 await self._wait_for_the_away()
                 return summary
         finally:
@@ -185,21 +187,23 @@ class ServerParty:
         if self._stopping:
             return False
         if not run.begun:
-            await arrivals.evaluate()
+            if not await arrivals.evaluate():
+                return False
             run.save()
             run.begun = True
             for peer in self._peers.present():
                 await peer.tell(wire.Ask("rounds"))
         if not await arrivals.run():
             return False
-        while not arrivals.has_tests:  # a server that was restarted after the last round
+        evaluations = arrivals.evaluations
+        while missing := evaluations.missing:  # of a server that was restarted after the last round, for example
             if arrivals.stopping:
                 return False
-            if len(self._peers.present()) == len(self._names):
+            if missing <= {peer.m for peer in self._peers.present()}:
                 await arrivals.evaluate()
             else:
                 await self._peers.news()
-        arrivals.keep_tests()
+        evaluations.keep()
         self._finished = True
         return True
 
@@ -282,12 +286,12 @@ class ServerParty:
             frame = await stream.read()
             if frame is None:  # a device that was killed looks like this
                 raise LinkLost("the stream ended without a goodbye")
+            if peer.closed.is_set():  # it was on its way when the server closed the link
+                return
             message = wire.unpack(run.codecs[m - 1], frame)
             if isinstance(message, (Embeddings, Fill, Evaluation)):
                 if message.m != m:
                     raise PeerError(f"device {m} spoke for device {message.m}; its link is closed.")
-                if peer.closed.is_set():  # the same device has come again by another stream meanwhile
-                    return
                 self._hear(run, m)
             if isinstance(message, wire.Stop):
                 self._goodbye(peer, message)
@@ -298,12 +302,12 @@ class ServerParty:
             elif isinstance(message, Fill):
                 run.fill(message, len(frame) - 1)
             elif isinstance(message, Evaluation):
-                arrivals.evaluation(message, len(frame) - 1)
+                arrivals.evaluations.take(peer, message, len(frame) - 1)
             elif isinstance(message, wire.Done) and message.what == "fill":
                 run.fill_ends(m)
                 self._peers.changed.set()
             elif isinstance(message, wire.Done) and message.what == "evaluate":
-                arrivals.evaluated(m)
+                arrivals.evaluations.ends(peer)
             else:
                 raise PeerError(f"device {m} sent {type(message).__name__} out of turn; its link is closed.")
 

@@ -20,6 +20,7 @@ from dpzv.runtime.agreement import agreed
 from dpzv.version import VERSION
 
 __all__ = [
+    "BATCHES",
     "CONTROL",
     "MESSAGE",
     "PART",
@@ -45,6 +46,9 @@ MAX_CONTROL = 1 << 24
 
 PART = 1 << 18
 """Bytes of the longest frame that every transport sends in one piece; a longer one may go in parts."""
+
+BATCHES = 2
+"""A device sends test embeddings in parts of this many batches, which are about as much work as one or two rounds."""
 
 MESSAGE, CONTROL = b"m", b"c"
 """The first byte of a frame, which is a format: it holds a message of `protocol/`, or a control message."""

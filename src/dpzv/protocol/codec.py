@@ -111,27 +111,33 @@ class Codec:
 
     def _pack(self, arrays: tuple[NDArray[np.float32], ...]) -> tuple[memoryview, ...]:
         """The bytes of each array."""
+        packed = []
         if not self._half:
-            return tuple(np.ascontiguousarray(h).data for h in arrays)
+            for h in arrays:
+                packed.append(np.ascontiguousarray(h).data)
+            return tuple(packed)
         # a value beyond half precision's range becomes inf, and the server stores that row as zeros
         with np.errstate(over="ignore", invalid="ignore"):
             if len(arrays) == 2:
                 first, second = arrays
                 arrays = (first + second) * 0.5, (first - second) / (self._lam + self._lam)
-            return tuple(h.astype(self._type, order="C").data for h in arrays)
+            for h in arrays:
+                packed.append(h.astype(self._type, order="C").data)
+        return tuple(packed)
 
     def _unpack(self, parts: tuple[memoryview, ...], shape: tuple[int, int]) -> tuple[NDArray[np.float32], ...]:
         """The arrays of a message, each of this shape."""
         expected = shape[0] * shape[1] * self._type.itemsize
+        arrays: list[NDArray[Any]] = []
         for data in parts:
             if min(shape) < 0 or max(shape) > MAX_FRAME or len(data) != expected:
                 raise PeerError(f"an array of shape {shape} has {expected} bytes, got {len(data)}; the link is closed.")
-        arrays: tuple[NDArray[Any], ...] = tuple(np.frombuffer(data, self._type).reshape(shape) for data in parts)
+            arrays.append(np.frombuffer(data, self._type).reshape(shape))
         if not self._half:
-            return arrays
+            return tuple(arrays)
         with np.errstate(over="ignore", invalid="ignore"):  # the server looks for bad values row by row
-            arrays = tuple(h.astype(np.float32) for h in arrays)
+            arrays = [h.astype(np.float32) for h in arrays]
             if len(arrays) == 2:
                 midpoint, slope = arrays
-                arrays = midpoint + self._lam * slope, midpoint - self._lam * slope
-        return arrays
+                arrays = [midpoint + self._lam * slope, midpoint - self._lam * slope]
+        return tuple(arrays)

@@ -41,9 +41,9 @@ class Device:
         for start in range(first, len(self.x_train), CHUNK):
             yield Fill(self.m, start, _values(self.method.fill(self.x_train[start : start + CHUNK], start)))
 
-    def evaluate(self) -> Iterator[Evaluation]:
+    def evaluate(self, chunk: int = CHUNK) -> Iterator[Evaluation]:
         """The embeddings of all test records under the present w_m, in chunks."""
-        yield from self.embed(self._x_test)
+        yield from self.embed(self._x_test, min(chunk, CHUNK))
 
     def embed(self, x: torch.Tensor, chunk: int = CHUNK) -> Iterator[Evaluation]:
         """The embeddings of records outside training under the present w_m, in chunks."""

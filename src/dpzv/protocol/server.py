@@ -1,12 +1,12 @@
 """The server as a state machine without I/O: it holds labels, embedding table and w_0.
 
-A peer's bad message raises `PeerError` and changes nothing. A bad *value* raises nothing: a row that is not
-finite is stored as zeros and contributes 0, since a refusal that depends on a record would be a release.
+A peer's bad message raises `PeerError` and changes nothing. A bad *value* raises nothing: a row that is not within the
+public bound (`bounds.py`) is stored as zeros and contributes 0, since a refusal that depends on a record would be a
+release.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import PeerError
 from dpzv.methods.rules import Question, ServerRule
+from dpzv.protocol.bounds import all_within, within, zeroed
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending, Release
 from dpzv.protocol.table import Table, gather
 
@@ -64,6 +65,7 @@ class Server:
         self.positions = [0] * len(schedules)
         self.times = [0] * len(schedules)  # t_m: the round of the last release device m was sent
         self.delays = Delays()
+        self.zeroed = [0] * len(schedules)  # rows of train records beyond the bound, by device, so far
         self._schedules, self._lams = schedules, lams
         self._checked: dict[int, Embeddings] = {}  # by device: the next batch, once it is known to be well formed
         self._asked: _Asked | None = None
@@ -77,7 +79,9 @@ class Server:
                 f"device {message.m} may fill rows 0..{D} of width {width} before round 1, got rows "
                 f"{message.start}..{end} of width {message.h.shape[1]} in round {self.t}; the link is closed."
             )
-        self.table.put(message.m, slice(message.start, end), _zeroed(message.h, _finite(message.h)), 0)
+        kept = within(message.h)
+        self.zeroed[message.m - 1] += len(kept) - int(np.count_nonzero(kept))
+        self.table.put(message.m, slice(message.start, end), zeroed(message.h, kept), 0)
 
     def ask(self, message: Embeddings, contributes: NDArray[np.bool_] | None) -> Pending:
         """Compute what round t+1 would release for a batch of device m, before its noise; nothing moves yet.
@@ -90,19 +94,17 @@ class Server:
             raise PeerError(f"round {self._asked.pending.t} waits for its release; accept that first.")
         m, t = message.m, self.t + 1
         ids = self._schedules[m - 1].ids(message.position)
-        arrays, squares = message.h, 0.0
-        for h in arrays:
-            squares += float(np.vdot(h, h))
-        # a sum of squares is finite only if all its terms are; if it is not, the rows are checked one by one
-        if not math.isfinite(squares):
-            finite = np.logical_and.reduce([_finite(h) for h in arrays])
-            arrays = tuple(_zeroed(h, finite) for h in arrays)
-            contributes = finite if contributes is None else finite & contributes
+        arrays, beyond = message.h, 0
+        if not all_within(arrays):
+            kept = np.logical_and.reduce([within(h) for h in arrays])
+            beyond = len(kept) - int(np.count_nonzero(kept))
+            arrays = tuple(zeroed(h, kept) for h in arrays)
+            contributes = kept if contributes is None else kept & contributes
         rows, y = self.table.rows(ids), gather(self.y_train, ids)
         columns, lam = self.table.columns[m - 1], self._lams[m - 1]
         answer = self.method.answer(Question(t, m, message.position, rows, columns, arrays, y, lam, contributes))
         pending = Pending(t, m, message.position, len(ids), answer.totals, answer.grid, answer.divisor)
-        self._asked = _Asked(pending, ids, rows, y)
+        self._asked, self.zeroed[m - 1] = _Asked(pending, ids, rows, y), self.zeroed[m - 1] + beyond
         return pending
 
     def accept(self, release: Release, head_steps: int = 0) -> None:
@@ -133,7 +135,7 @@ class Server:
         rows = torch.zeros(D_test, self.table.h.shape[1], device=self.y_train.device)
         for message in messages:
             self.check_evaluation(message, D_test)
-            h = torch.tensor(message.h, device=rows.device)
+            h = torch.tensor(zeroed(message.h, within(message.h)), device=rows.device)
             rows[message.start : message.start + len(h), self.table.columns[message.m - 1]] = h
         return rows
 
@@ -164,21 +166,10 @@ class Server:
                 "the link is closed."
             )
         shape = (self._schedules[message.m - 1].B, width)
-        shapes = [h.shape for h in message.h]
+        shapes = list(map(np.shape, message.h))
         if shapes != [shape] * self.method.facts.arrays:
             raise PeerError(
                 f"device {message.m} must send {self.method.facts.arrays} embeddings of {shape[0]} records of width "
                 f"{shape[1]}, got shapes {shapes}; the link is closed."
             )
         self._checked[message.m] = message
-
-
-def _finite(h: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which rows [B] of `h` are finite."""
-    finite: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(h), axis=1)
-    return finite
-
-
-def _zeroed(h: NDArray[np.float32], keep: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """`h` with the rows that are not kept as zeros."""
-    return np.where(keep[:, None], h, np.float32(0))

@@ -37,6 +37,7 @@ class Progress(msgspec.Struct, frozen=True):
     positions: list[int]
     times: list[int]
     delays: Delays
+    zeroed: list[int]
     clock: list[tuple[float, int]]
     meter: Meter
     seconds: float
@@ -86,7 +87,7 @@ def load(path: Path, server: Server, beside: Simulated | None) -> Progress:
         progress = _progress(file.metadata())
         for name, tensor in _tensors(server, beside).items():
             tensor.copy_(file.get_tensor(name))
-    server.t, server.delays = progress.t, progress.delays
+    server.t, server.delays, server.zeroed = progress.t, progress.delays, list(progress.zeroed)
     server.positions, server.times = list(progress.positions), list(progress.times)
     if beside is not None:
         for device in beside.devices:

@@ -73,6 +73,7 @@ class Journal:
         self.meter = Meter()
         self.targets: dict[str, dict[str, float]] = {}
         self.metrics: Metrics | None = None
+        self.tested: set[int] = set()  # the devices whose test embeddings the final metrics have
         self.seconds_before = 0.0
         self._epsilon_spent = 0.0  # as of the last evaluation: with a sampled head it takes a second to compute
         self._began = time.monotonic()
@@ -160,6 +161,17 @@ class Journal:
         both = 0 < float(y.mean()) < 1  # the area is undefined on test records of one class
         return Metrics(accuracy, _auc(y, score) if both else None, test_loss)
 
+    def _participation(self) -> list[dict[str, Any]]:
+        """How much of the run is each device's: its rounds, its rows that were beyond the bound on embeddings, and
+        whether it sent test embeddings; zeros stand in their place if not.
+        """
+        server = self._server
+        names = self._config.network.devices or [f"device {m}" for m in range(1, self._gate.plan.M + 1)]
+        return [
+            {"device": name, "rounds": rounds, "zeroed_rows": zeroed, "tested": m in self.tested}
+            for m, (name, rounds, zeroed) in enumerate(zip(names, server.positions, server.zeroed, strict=True), 1)
+        ]
+
     def _summary(self, final: Metrics, private: Metrics, virtual_seconds: float) -> dict[str, Any]:
         config, plan, server, records = self._config, self._gate.plan, self._server, self._records
         ledger = self._gate.ledger
@@ -202,6 +214,7 @@ class Journal:
             "statement": told.text(),
             "mean_delay": server.delays.mean,
             "max_delay": server.delays.most,
+            "participation": self._participation(),
             "seed": config.train.seed,
             "versions": {"dpzv": VERSION, "python": platform.python_version(), "torch": str(torch.__version__)},
             "data": {"name": records.name, "records": len(records.y_train), "fingerprint": records.fingerprint},

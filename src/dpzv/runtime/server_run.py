@@ -202,6 +202,7 @@ class ServerRun:
             positions=server.positions,
             times=server.times,
             delays=server.delays,
+            zeroed=server.zeroed,
             clock=beside.clock.state() if beside else [],
             meter=journal.meter,
             seconds=journal.seconds,
@@ -218,6 +219,7 @@ class ServerRun:
 
     def finish(self, tests: list[Evaluation], virtual_seconds: float) -> dict[str, Any]:
         """Fit the final head on the table, and write weights and summary: the run is finished."""
+        self.journal.tested = {message.m for message in tests}
         return self.journal.finish(self._test_rows(tests), virtual_seconds)
 
     def missed(self, m: int, position: int) -> list[Release]:

@@ -1,0 +1,37 @@
+"""The public bound on embeddings: what a device may send the server, decided for each row by that row alone."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["LARGEST", "all_within", "within", "zeroed"]
+
+LARGEST = 65504.0
+"""The largest size of a number in an embedding: that of a half, so that both codecs keep the same rows.
+
+Networks give numbers near 1. Beyond the bound a head's losses would come to infinity and its weights to nothing.
+"""
+
+
+def all_within(arrays: tuple[NDArray[np.float32], ...]) -> bool:
+    """Whether all rows are surely within the bound; false means that each row must be looked at.
+
+    A sum of squares is at least its largest term, also when it is rounded, and half the square leaves room for that
+    term's own rounding. So no row beyond the bound is ever taken for one within it, whatever the other rows are.
+    """
+    squares = 0.0
+    for h in arrays:
+        squares += float(np.vdot(h, h))
+    return squares <= LARGEST * LARGEST / 2  # false also for nan
+
+
+def within(h: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which rows [B] of `h` have finite numbers of at most `LARGEST` only."""
+    kept: NDArray[np.bool_] = np.logical_and.reduce(np.abs(h) <= np.float32(LARGEST), axis=1)
+    return kept
+
+
+def zeroed(h: NDArray[np.float32], keep: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """`h` with the rows that are not kept as zeros."""
+    return np.where(keep[:, None], h, np.float32(0))
