@@ -286,12 +286,12 @@ class ServerParty:
             frame = await stream.read()
             if frame is None:  # a device that was killed looks like this
                 raise LinkLost("the stream ended without a goodbye")
-            if peer.closed.is_set():  # it was on its way when the server closed the link
-                return
             message = wire.unpack(run.codecs[m - 1], frame)
             if isinstance(message, (Embeddings, Fill, Evaluation)):
                 if message.m != m:
                     raise PeerError(f"device {m} spoke for device {message.m}; its link is closed.")
+                if peer.closed.is_set():  # it was closed meanwhile, for example as it came again by another stream
+                    return
                 self._hear(run, m)
             if isinstance(message, wire.Stop):
                 self._goodbye(peer, message)
