@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from dpzv.declarations import start_facts
-from dpzv.errors import PeerError, PrivacyRefused
+from dpzv.errors import DiskError, PeerError, PrivacyRefused
 from dpzv.network.wire import Hello
 from dpzv.privacy.ledger import Ledger
 
@@ -45,7 +47,8 @@ def _rollback(ledger: Ledger, m: int, hello: Hello) -> PrivacyRefused | None:
             f"device {m} was sent the release of round {hello.t}, which the server has forgotten: with simulated noise "
             "a server that is killed loses the rounds since its last checkpoint; start a new run."
         )
-    ledger.disown()
+    with suppress(DiskError):  # the run ends all the same, and the same receipt will end it again
+        ledger.disown()
     return PrivacyRefused(
         f"device {m} has the receipt of round {hello.t}, which the ledger does not hold: the ledger is an old copy, "
         "and going on would draw fresh noise for what was released before. This folder never opens again, and what its "

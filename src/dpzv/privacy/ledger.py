@@ -283,7 +283,9 @@ class Ledger:
         with self._disk:
             self.flush()
             if self._marker is not None:
-                self._marker.write(self.releases)
+                with self._order:
+                    stored = self.releases - len(self._waiting)  # another thread may have submitted more meanwhile
+                self._marker.write(stored)
 
     def flush(self) -> None:
         """Commit the rows that wait in memory."""
