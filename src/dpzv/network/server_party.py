@@ -290,7 +290,8 @@ class ServerParty:
             if isinstance(message, (Embeddings, Fill, Evaluation)):
                 if message.m != m:
                     raise PeerError(f"device {m} spoke for device {message.m}; its link is closed.")
-                self._hear(run, m)
+                if m not in run.ledger.heard:
+                    self._hear(run, m)
             if isinstance(message, wire.Stop):
                 self._goodbye(peer, message)
                 return
@@ -311,12 +312,11 @@ class ServerParty:
 
     def _hear(self, run: ServerRun, m: int) -> None:
         """Note that embeddings of device m are here: a private start that was seen once may not be drawn again."""
-        if m not in run.ledger.heard:
-            try:
-                run.ledger.hear(m)
-            except DiskError as error:
-                self._end(error)
-                raise PeerError(STOPPING) from None
+        try:
+            run.ledger.hear(m)
+        except DiskError as error:
+            self._end(error)
+            raise PeerError(STOPPING) from None
 
     def _end(self, error: DpzvError) -> None:
         """Let `run` end with this error."""
