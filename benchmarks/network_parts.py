@@ -22,7 +22,7 @@ from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.arrivals import open_run
 from dpzv.network.device_conversation import Conversation, FeatureRecords
 from dpzv.network.device_folder import DeviceFolder
-from dpzv.network.wire import Rows, pack_message, unpack
+from dpzv.network.wire import Rows, pack_message, pack_release, unpack
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Embeddings, Pending, Release
 from dpzv.protocol.server import Server
@@ -187,7 +187,8 @@ class Parts:
         release = Release(pending.t, m, pending.position, Delta)
         time_of("transcript", lambda: run.folder.transcript(release.t, m, Delta, digest))
         time_of("server.ask", lambda: server.accept(release, gate.head_steps(release.t)))
-        answer = time_of("codec", lambda: pack_message(codec, release))
+        receipt = time_of("receipt", lambda: ledger.receipts.make(m, release.position, release.t))
+        answer = time_of("codec", lambda: pack_release(codec, release, receipt))
         time_of("codec", lambda: unpack(codec, answer))
         time_of("device: step", lambda: device.receive(release))
         return len(frame), len(answer)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+
 import hypothesis
 import pytest
 import torch
@@ -12,7 +16,13 @@ hypothesis.settings.register_profile("soak", deadline=None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # runs with secret noise leave notes in the user's state directory; here, and in child processes, it is another one
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="dpzv-state-")
     hypothesis.settings.load_profile("soak" if config.option.markexpr == "soak" else "test")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)

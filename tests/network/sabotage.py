@@ -109,7 +109,7 @@ class Misspeaking:
 
 def word(frame: bytes) -> str:
     """What kind of frame this is."""
-    body = msgspec.msgpack.decode(frame[1:])
+    body = msgspec.msgpack.decode(frame[17:] if frame[:1] == b"r" else frame[1:])
     kind = str(body[0])
     return f"{kind} {body[1]}" if kind in ("ask", "done") else WORDS.get(kind, kind)
 

@@ -32,7 +32,22 @@ from dpzv.network.evaluations import _Coming
 from dpzv.network.memory_transport import MemoryListener, MemoryStream
 from dpzv.network.server_party import ServerParty
 from dpzv.network.transport import LinkLost, Peer, next_frame
-from dpzv.network.wire import Ask, Control, Done, Hello, Ids, Rows, Stop, Welcome, hello, pack, pack_message, unpack
+from dpzv.network.wire import (
+    Ask,
+    Control,
+    Done,
+    Hello,
+    Ids,
+    Rows,
+    Stop,
+    Welcome,
+    hello,
+    pack,
+    pack_message,
+    pack_release,
+    unpack,
+)
+from dpzv.privacy.receipts import RECEIPT_BYTES
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
 
@@ -69,7 +84,7 @@ def rows_of(n: int, draw: int) -> NDArray[np.float32]:
 
 
 CONTROLS: tuple[Control, ...] = (
-    Hello("0.1.0", 1, "0" * 64, "", 3, "1" * 64),
+    Hello("0.1.0", 1, "0" * 64, "", 3, 7, bytes(16), "1" * 64),
     Welcome(1, "2" * 32, "train", True),
     Ids(bytes(range(48))),
     Rows(np.arange(80).tobytes(), np.arange(80, 90).tobytes()),
@@ -182,15 +197,15 @@ def _other_numbers(frame: bytes, draw: random.Random) -> bytes:
 
 def mutated(frame: bytes, others: list[bytes], draw: random.Random) -> bytes:
     """A frame made from `frame` by changes; one in twenty has none, so that the machines move on."""
-    what = draw.randrange(20)
+    what, body = draw.randrange(20), 17 if frame[:1] == b"r" else 1  # a release comes after its receipt
     if what == 0:
         return frame
     if what < 4:
         frame = _other_numbers(frame, draw)
     elif what < 7:
-        frame = frame[:1] + _another_shape(frame[1:], draw)
+        frame = frame[:body] + _another_shape(frame[body:], draw)
     elif what < 13:
-        frame = frame[:1] + _another_value(frame[1:], draw)
+        frame = frame[:body] + _another_value(frame[body:], draw)
     else:
         frame = _other_bytes(frame, others, draw)
     while draw.random() < 0.25:
@@ -243,10 +258,10 @@ class Machines:
             Embeddings(self.m, position, (rows_of(B, 2), rows_of(B, 3))),
             Fill(self.m, 8, rows_of(20, 2)),
             Evaluation(self.m, 0, rows_of(20, 3)),
-            Release(self.run.server.t + 1, self.m, device.position, np.array([0.25])),
-            Release(self.run.server.t + 1, self.m, device.position, np.array([-1.5])),
         )
-        return [*(pack_message(codec, message) for message in messages), *map(pack, CONTROLS)]
+        releases = [Release(self.run.server.t + 1, self.m, device.position, np.array([x])) for x in (0.25, -1.5)]
+        answers = [pack_release(codec, release, bytes(RECEIPT_BYTES)) for release in releases]
+        return [*(pack_message(codec, message) for message in messages), *answers, *map(pack, CONTROLS)]
 
     def progress(self) -> tuple[int, int]:
         """Rounds at the server, and releases that the device has applied."""

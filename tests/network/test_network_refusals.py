@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -352,9 +353,9 @@ def test_a_server_does_not_go_on_with_settings_that_were_edited(
 def test_a_server_without_its_ledger_does_not_begin_again(parties: Parties, tmp_path: Path) -> None:
     assert asyncio.run(asyncio.wait_for(parties.together(CONFIG, tmp_path), 60)) is not None
     out = tmp_path / "server"
-    for name in ("summary.json", "ledger.sqlite", "checkpoint/state.safetensors", "checkpoint"):
-        path = out / name
-        path.rmdir() if path.is_dir() else path.unlink()
+    for name in ("summary.json", "ledger.sqlite"):
+        (out / name).unlink()
+    shutil.rmtree(out / "checkpoint")
     server = ServerParty(CONFIG, parties.labels, RunFolder.existing(out))
     with pytest.raises(PrivacyRefused, match=r"ledger\.sqlite is missing"):
         asyncio.run(asyncio.wait_for(server.run(MemoryListener(NAMES)), 20))

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.plans import asked
 from dpzv.errors import DiskError
 from dpzv.privacy.events import ReleaseEvent
 from dpzv.privacy.ledger import Ledger
+from dpzv.privacy.marker import Marker
 from dpzv.privacy.planning import make_plan
 from dpzv.terms import NoiseSourceName
 
@@ -92,9 +94,24 @@ def grow_to_the_limit(path: Path) -> None:
         os._exit(error.exit_code)
 
 
+def die_at_the_note(path: Path, *, after: bool) -> None:
+    """Die when the note outside the folder is written for the first time, before it is there or after."""
+    write_note = Marker.write
+
+    def killed(self: Marker, releases: int) -> None:
+        if after:
+            write_note(self, releases)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Marker.write = killed  # type: ignore[method-assign]
+    reopen(path, durable=True) if path.exists() else create(path, durable=True)
+
+
 if __name__ == "__main__":
     {
         "acknowledge": acknowledge_until_killed,
         "flush": flush_at_20_and_end_at_30,
         "grow": grow_to_the_limit,
+        "die before the note": partial(die_at_the_note, after=False),
+        "die after the note": partial(die_at_the_note, after=True),
     }[sys.argv[1]](Path(sys.argv[2]))

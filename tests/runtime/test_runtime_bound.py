@@ -99,6 +99,26 @@ def test_a_folder_that_lost_its_ledger_is_refused(stopped: Path, kept: str) -> N
     assert sorted(stopped.rglob("*")) == before
 
 
+def test_of_a_copied_folder_only_one_goes_on(stopped: Path, tmp_path: Path) -> None:
+    """The copy takes the name of the original, which goes elsewhere; no round may be released by both."""
+    shutil.copytree(stopped, tmp_path / "copy")
+    stopped.rename(tmp_path / "original")
+    (tmp_path / "copy").rename(stopped)
+    assert resumed(stopped) is not None
+    shutil.move(tmp_path / "original", tmp_path / "elsewhere")
+    with pytest.raises(PrivacyRefused, match="is a copy"):
+        resumed(tmp_path / "elsewhere")
+
+
+def test_a_restored_folder_does_not_go_on(stopped: Path, tmp_path: Path) -> None:
+    shutil.copytree(stopped, tmp_path / "backup")
+    assert resume(stopped, lambda snapshot: snapshot.t < 8, float("inf")) is None
+    shutil.rmtree(stopped)
+    shutil.move(tmp_path / "backup", stopped)
+    with pytest.raises(PrivacyRefused, match="a copy or a restored backup"):
+        resumed(stopped)
+
+
 def test_a_run_that_left_nothing_behind_begins_anew(tmp_path: Path) -> None:
     """A process that was killed before its ledger was made has released nothing."""
     RunFolder.create(tmp_path / "run", configuration.render(config_of()))

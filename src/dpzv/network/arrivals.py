@@ -20,7 +20,7 @@ from dpzv.metrics import headline_text
 from dpzv.network.alignment_state import AlignmentState
 from dpzv.network.evaluations import Evaluations
 from dpzv.network.transport import Peer, Peers
-from dpzv.network.wire import MESSAGE
+from dpzv.network.wire import RELEASE
 from dpzv.protocol.bounds import LARGEST
 from dpzv.protocol.messages import Embeddings
 from dpzv.runtime.run_folder import RunFolder
@@ -194,13 +194,16 @@ class Arrivals:
         except Exception as error:
             self._fail(error)
             return answer
-        now = time.monotonic()
+        receipts, meter, now = self._run.ledger.receipts, self._run.journal.meter, time.monotonic()
         for peer, opened in group:
             self._sent_at[peer.m] = now
+            release = opened.release
+            receipt = receipts.make(release.m, release.position, release.t)
+            meter.bytes_down += len(receipt)
             if peer is own:
-                answer = MESSAGE + opened.answer
+                answer = RELEASE + receipt + opened.answer
             else:
-                self._start(peer.send(MESSAGE + opened.answer))
+                self._start(peer.send(RELEASE + receipt + opened.answer))
         asyncio.get_running_loop().call_soon(self._close)  # once the releases are on their way
         return answer
 

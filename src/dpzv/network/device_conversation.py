@@ -17,10 +17,23 @@ from dpzv.config import Config, per_device
 from dpzv.declarations import start_facts
 from dpzv.errors import ConfigError, PeerError
 from dpzv.network.device_folder import DeviceFolder, DeviceState
-from dpzv.network.wire import BATCHES, PART, Ask, Control, Done, Ids, Rows, Welcome, hello, pack, pack_message
+from dpzv.network.wire import (
+    BATCHES,
+    PART,
+    Ask,
+    Control,
+    Done,
+    Ids,
+    Receipted,
+    Rows,
+    Welcome,
+    hello,
+    pack,
+    pack_message,
+)
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
-from dpzv.protocol.messages import Evaluation, Message, Release
+from dpzv.protocol.messages import Evaluation, Message
 from dpzv.runtime.assemble_device import codec_of, make_device, uplink_of
 from dpzv.runtime.device_networks import make_network
 from dpzv.runtime.run_plan import device_plan, noise_of, sizes_of
@@ -52,6 +65,7 @@ class Conversation:
         self.device: Device | None = None
         self.codec: Codec | None = None
         self.run_id, self.m = "", 0
+        self._last = 0, b""  # round and receipt of the last release that was applied
         self._saved = time.monotonic()
 
     def hello(self) -> bytes:
@@ -59,9 +73,10 @@ class Conversation:
         if self.device is not None:
             self.device.waiting = False  # the server sends the release of the last batch again, or asks for the batch
         state = self._state() if self.device is not None else self._folder.state()
-        return pack(hello(self._config, state.run_id, state.position, self._hashes))
+        shown = hello(self._config, state.run_id, state.position, self._hashes, t=state.t, receipt=state.receipt)
+        return pack(shown)
 
-    def answers(self, message: Control | Message) -> Iterator[bytes]:
+    def answers(self, message: Control | Message | Receipted) -> Iterator[bytes]:
         """Do what the server says, and give the frames to send for it, each to be sent before the next is made."""
         device, codec = self.device, self.codec
         if isinstance(message, Welcome):
@@ -71,12 +86,14 @@ class Conversation:
                 self.build(message)
         elif device is None or codec is None:
             raise PeerError(f"the server sent {type(message).__name__} before the rows; the link is closed.")
-        elif isinstance(message, Release) and device.waiting:
-            device.receive(message)
+        elif isinstance(message, Receipted) and device.waiting:
+            device.receive(message.release)
+            self._last = message.release.t, message.receipt
             yield pack_message(codec, device.upload())
             device.prepare()
-        elif isinstance(message, Release):
-            device.replay(message)
+        elif isinstance(message, Receipted):
+            device.replay(message.release)
+            self._last = message.release.t, message.receipt
         elif isinstance(message, Ask) and (message.what != "rounds" or not device.waiting):
             yield from self._asked(message, device, codec)
         else:
@@ -168,7 +185,8 @@ class Conversation:
         made = make_device(config, m, network, *x, sizes_of(config, D, M), uplink)
         self.device, self.codec, self._D = made[0], codec_of(config, m, M), D
         if self._folder.has_state:
-            self.run_id = self._folder.restore(self.device).run_id
+            state = self._folder.restore(self.device)
+            self.run_id, self._last = state.run_id, (state.t, state.receipt)
 
     def _own_rows(self, data: bytes) -> NDArray[np.int64]:
         """The row numbers in `data`; raises `PeerError` if this device's file does not have one of them."""
@@ -182,4 +200,4 @@ class Conversation:
 
     def _state(self) -> DeviceState:
         assert self.device is not None
-        return DeviceState(self.run_id, self.device.position, self._D)
+        return DeviceState(self.run_id, self.device.position, self._D, *self._last)

@@ -22,11 +22,16 @@ __all__ = ["DeviceFolder", "DeviceState"]
 
 
 class DeviceState(msgspec.Struct, frozen=True):
-    """The run that a device's weights belong to (empty if there is none yet), its batches so far, its train records."""
+    """The run that a device's weights belong to (empty if there is none yet), its batches so far, its train records.
+
+    `t` and `receipt` are those of the last release in the weights.
+    """
 
     run_id: str = ""
     position: int = 0
     D: int = 0
+    t: int = 0
+    receipt: bytes = b""
 
 
 class DeviceFolder:

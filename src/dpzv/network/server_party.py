@@ -15,11 +15,11 @@ from contextlib import ExitStack
 from typing import Any
 
 from dpzv.config import Config
-from dpzv.declarations import start_facts
 from dpzv.errors import DiskError, DpzvError, PeerError
 from dpzv.network import wire
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.arrivals import Arrivals, Arrived, open_run
+from dpzv.network.returning import ROLLED_BACK, check_return
 from dpzv.network.status import DeviceStatus, Status, write_status
 from dpzv.network.transport import (
     GOODBYE_SECONDS,
@@ -123,6 +123,8 @@ class ServerParty:
                     self._folder.read_summary() if done else run.finish(arrivals.evaluations.tests, run.journal.seconds)
                 )
                 await self._wait_for_the_away()
+                if self._failure is not None:  # a device that came late had the receipt of a release that is lacking
+                    raise self._failure
                 return summary
         finally:
             for peer in list(self._peers.here.values()):
@@ -254,22 +256,18 @@ class ServerParty:
         await self._aligned.wait()
         run = self._run
         assert run is not None
-        run_id = run.ledger.run_id
-        if hello.run_id and hello.run_id != run_id:
-            raise PeerError(
-                f"device {m} has weights of another run; give it an empty folder, or connect it to that run's server."
-            )
-        if m in run.ledger.heard and not hello.run_id and start_facts(run.plan.starts[m - 1]).private:
-            raise PeerError(
-                f"device {m} has lost its folder, and with it its private start, which cannot be drawn again; restore "
-                "the folder, or start a new run."
-            )
-        await peer.tell(wire.Welcome(m, run_id, "train", False))
+        if self._closing:
+            raise PeerError(STOPPING)
+        if (rolled_back := check_return(run.ledger, m, hello)) is not None:
+            self._end(rolled_back)
+            raise PeerError(ROLLED_BACK)
+        await peer.tell(wire.Welcome(m, run.ledger.run_id, "train", False))
         await peer.tell(self._alignment.rows(m, run.plan.mu_start[m - 1]))
         if self._closing:
             raise PeerError(STOPPING)
         for release in run.missed(m, hello.position if hello.run_id else 0):
-            await peer.send(wire.pack_message(run.codecs[m - 1], release))
+            receipt = run.ledger.receipts.make(m, release.position, release.t)
+            await peer.send(wire.pack_release(run.codecs[m - 1], release, receipt))
         peer.introduced = True
         self._peers.changed.set()
         if run.needs_fill(m):
@@ -292,7 +290,8 @@ class ServerParty:
                     raise PeerError(f"device {m} spoke for device {message.m}; its link is closed.")
                 if peer.closed.is_set():  # it was closed meanwhile, for example as it came again by another stream
                     return
-                self._hear(run, m)
+                if m not in run.ledger.heard:
+                    self._hear(run, m)
             if isinstance(message, wire.Stop):
                 self._goodbye(peer, message)
                 return
@@ -313,12 +312,11 @@ class ServerParty:
 
     def _hear(self, run: ServerRun, m: int) -> None:
         """Note that embeddings of device m are here: a private start that was seen once may not be drawn again."""
-        if m not in run.ledger.heard:
-            try:
-                run.ledger.hear(m)
-            except DiskError as error:
-                self._end(error)
-                raise PeerError(STOPPING) from None
+        try:
+            run.ledger.hear(m)
+        except DiskError as error:
+            self._end(error)
+            raise PeerError(STOPPING) from None
 
     def _end(self, error: DpzvError) -> None:
         """Let `run` end with this error."""

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.errors import PeerError
+from dpzv.privacy.receipts import RECEIPT_BYTES
 from dpzv.protocol.codec import MAX_FRAME, Codec
-from dpzv.protocol.messages import Message
+from dpzv.protocol.messages import Message, Release
 from dpzv.runtime.agreement import agreed
 from dpzv.version import VERSION
 
@@ -25,11 +26,13 @@ __all__ = [
     "MESSAGE",
     "PART",
     "PROTOCOL",
+    "RELEASE",
     "Ask",
     "Control",
     "Done",
     "Hello",
     "Ids",
+    "Receipted",
     "Rows",
     "Stop",
     "Welcome",
@@ -37,6 +40,7 @@ __all__ = [
     "hello",
     "pack",
     "pack_message",
+    "pack_release",
     "shown",
     "unpack",
 ]
@@ -50,10 +54,11 @@ PART = 1 << 18
 BATCHES = 2
 """A device sends test embeddings in parts of this many batches, which are about as much work as one or two rounds."""
 
-MESSAGE, CONTROL = b"m", b"c"
-"""The first byte of a frame, which is a format: it holds a message of `protocol/`, or a control message."""
+MESSAGE, RELEASE, CONTROL = b"m", b"r", b"c"
+"""The first byte of a frame, which is a format: it holds a message of `protocol/`, a receipt and the release that it is
+for, or a control message."""
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Parties that speak another number refuse each other."""
 
 
@@ -64,8 +69,9 @@ class _Control(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 class Hello(_Control, frozen=True, tag="hello"):
     """Device -> server, first of all: versions, the hash of the agreed configuration, and how far its weights are.
 
-    `run_id` is that of the run its weights belong to; empty if it has none yet. `ids_sha256` names its list of hashed
-    ids, so that a changed file is noticed.
+    `run_id` is that of the run its weights belong to; empty if it has none yet. `t` and `receipt` are those of the last
+    release in its weights; 0 and empty if there is none. `ids_sha256` names its list of hashed ids, so that a changed
+    file is noticed.
     """
 
     version: str
@@ -73,6 +79,8 @@ class Hello(_Control, frozen=True, tag="hello"):
     config_hash: str
     run_id: str
     position: int
+    t: int
+    receipt: Annotated[bytes, msgspec.Meta(max_length=RECEIPT_BYTES)]
     ids_sha256: str
 
 
@@ -126,6 +134,13 @@ class Stop(_Control, frozen=True, tag="stop"):
     final: bool
 
 
+class Receipted(msgspec.Struct, frozen=True):
+    """Server -> device: a release, and the receipt by which the device can show later that it was sent."""
+
+    release: Release
+    receipt: bytes
+
+
 Control = Hello | Welcome | Ids | Rows | Ask | Done | Stop
 
 _DECODER = msgspec.msgpack.Decoder(Control)
@@ -142,18 +157,28 @@ def pack_message(codec: Codec, message: Message) -> bytes:
     return MESSAGE + codec.encode(message)
 
 
-def unpack(codec: Codec | None, frame: bytes) -> Control | Message:
+def pack_release(codec: Codec, release: Release, receipt: bytes) -> bytes:
+    """The frame of a release with its receipt."""
+    return RELEASE + receipt + codec.encode(release)
+
+
+def unpack(codec: Codec | None, frame: bytes) -> Control | Message | Receipted:
     """What a frame says; without a codec only control messages are allowed."""
     kind, body = frame[:1], memoryview(frame)[1:]
     # the four bytes after the array's header begin the tag, as MessagePack writes it: "ids" or "rows"
-    most = MAX_FRAME if kind == MESSAGE or frame[2:6] in (b"\xa3ids", b"\xa4row") else MAX_CONTROL
+    most = MAX_FRAME if kind in (MESSAGE, RELEASE) or frame[2:6] in (b"\xa3ids", b"\xa4row") else MAX_CONTROL
     if len(frame) > most:
         raise PeerError(f"a frame of this kind has at most {most} bytes, got {len(frame)}; the link is closed.")
     if kind == MESSAGE and codec is not None:
         return codec.decode(body)
+    if kind == RELEASE and codec is not None:
+        release = codec.decode(body[RECEIPT_BYTES:])
+        if not isinstance(release, Release):
+            raise PeerError(f"a receipt is for a release, got {type(release).__name__}; the link is closed.")
+        return Receipted(release, bytes(body[:RECEIPT_BYTES]))
     if kind != CONTROL:
         raise PeerError(
-            f"a frame begins with 'c', or with 'm' once the rows are known, got {kind!r}; the link is closed."
+            f"a frame begins with 'c', or with 'm' or 'r' once the rows are known, got {kind!r}; the link is closed."
         )
     try:
         control: Control = _DECODER.decode(body)
@@ -172,7 +197,7 @@ def shown(text: str) -> str:
     return repr(text[:200])
 
 
-def hello(config: Config, run_id: str, position: int, hashes: bytes) -> Hello:
+def hello(config: Config, run_id: str, position: int, hashes: bytes, *, t: int = 0, receipt: bytes = b"") -> Hello:
     """What a device says first."""
     ids_sha256 = hashlib.sha256(hashes).hexdigest()
-    return Hello(VERSION, PROTOCOL, agreed_hash(config), run_id, position, ids_sha256)
+    return Hello(VERSION, PROTOCOL, agreed_hash(config), run_id, position, t, receipt, ids_sha256)

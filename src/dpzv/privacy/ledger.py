@@ -29,7 +29,9 @@ from dpzv.privacy.caps import CapCounters
 from dpzv.privacy.events import Event, ReleaseEvent, remember, unpacked
 from dpzv.privacy.head_steps import steps_of
 from dpzv.privacy.ledger_file import ReleaseRow, plain_errors
+from dpzv.privacy.marker import Marker
 from dpzv.privacy.plan import PlanRequest, PrivacyPlan
+from dpzv.privacy.receipts import KEY_BYTES, Receipts
 from dpzv.terms import NoiseSourceName
 
 __all__ = ["BatchIds", "Ledger"]
@@ -49,7 +51,7 @@ class Ledger:
 
     `plan` is the plan the run began with: a resumed run goes on with that one. `run_id` is random, `last_t` is the
     newest round (-1: none), `releases` the number of releases, and `charged` are the other events so far, joined.
-    `heard` are the devices whose embeddings have reached the server.
+    `heard` are the devices whose embeddings have reached the server; `receipts` makes what comes with a release.
     With seeded noise the ledger is not `durable`: rows wait in memory for `flush`, and survive the process but not the
     machine. With secret noise `wait` waits for the disk, since a forgotten release would be made again with new noise.
     """
@@ -64,6 +66,7 @@ class Ledger:
         self.data_fingerprint = meta["data_fingerprint"]
         self.noise_source: NoiseSourceName = meta["noise_source"]
         self._agreed: str = meta["agreed"]
+        self.receipts = Receipts(self.run_id, meta["receipt_key"])
         self.durable = self.noise_source != "seeded"
         self.last_t = -1
         self.releases = 0
@@ -77,6 +80,7 @@ class Ledger:
         self._waiting: dict[int, ReleaseRow] = {}
         self._per_record = self.plan.per_record  # looked up once: every release is compared with it
         self._admitted: ReleaseEvent | None = None
+        self._marker: Marker | None = None
         self._counters = CapCounters(D=self.plan.D, cap=self.plan.cap)
 
     @classmethod
@@ -106,9 +110,12 @@ class Ledger:
             "data_fingerprint": data_fingerprint,
             "noise_source": noise_source,
             "agreed": agreed,
+            "receipt_key": secrets.token_bytes(KEY_BYTES),
         }
         with plain_errors(path), ledger_file.create(path, meta, durable=noise_source != "seeded") as owned:
-            return cls(path, owned, ids_of)
+            ledger = cls(path, owned, ids_of)
+            ledger._begin_session()
+            return ledger
 
     @classmethod
     def open(
@@ -139,6 +146,7 @@ class Ledger:
                     f"the ledger {path} holds {ledger.releases} releases but the checkpoint knows of {at_least}; "
                     "the ledger is an old copy, so the run cannot go on: start a new run."
                 )
+            ledger._begin_session()
             return ledger
 
     @property
@@ -181,6 +189,20 @@ class Ledger:
             rows = self._connection.execute(query).fetchall()
         for t, m, position, Delta, frame_xxh3 in rows:
             yield t, m, position, np.frombuffer(Delta, "<f8"), frame_xxh3
+
+    def knows(self, m: int, position: int, t: int) -> bool:
+        """Whether the release of round `t` was for the batch at `position` of device m."""
+        with plain_errors(self._path), self._disk:
+            self.flush()
+            query = "SELECT m, position FROM releases WHERE t = ?"
+            found: tuple[int, int] | None = self._connection.execute(query, (t,)).fetchone()
+        return found == (m, position)
+
+    def disown(self) -> None:
+        """Note for good that this is an old copy: releases were made that it does not hold. It never opens again."""
+        with plain_errors(self._path), self._disk:
+            self.flush()
+            ledger_file.disown(self._connection)
 
     def contributes(self, event: ReleaseEvent) -> NDArray[np.bool_] | None:
         """Which records of the event's batch, in schedule order, may contribute; `None` if all of them may.
@@ -256,8 +278,17 @@ class Ledger:
             self._connection.execute("INSERT OR IGNORE INTO meta VALUES (?, 1)", (_HEARD.format(m=m),))
             self.heard.add(m)
 
+    def keep(self) -> None:
+        """Commit the rows that wait in memory, and note outside the folder how many there are; for checkpoints."""
+        with self._disk:
+            self.flush()
+            if self._marker is not None:
+                with self._order:
+                    stored = self.releases - len(self._waiting)  # another thread may have submitted more meanwhile
+                self._marker.write(stored)
+
     def flush(self) -> None:
-        """Commit the rows that wait in memory; call it before every checkpoint."""
+        """Commit the rows that wait in memory."""
         with self._disk:
             with self._order:
                 rows = list(self._waiting.values())
@@ -271,8 +302,10 @@ class Ledger:
     def close(self) -> None:
         """Commit what waits and let the file go."""
         try:
-            self.flush()
+            self.keep()
         finally:
+            if self._marker is not None:
+                self._marker.close()
             self._owned.close()
 
     def __enter__(self) -> Self:
@@ -282,6 +315,11 @@ class Ledger:
         # an error that leaves the block must not be hidden by a second failure of the same disk
         with suppress(DpzvError) if kind is not None else nullcontext():
             self.close()
+
+    def _begin_session(self) -> None:
+        """With secret noise, make sure that this is not a copy of the ledger, as far as this machine knows."""
+        if self.durable:
+            self._marker = Marker(self._path, self.run_id, self._connection, self.releases)
 
     def _rebuild(self) -> None:
         """Count all stored releases in chunks of equal cost; the result is the same as counting them one by one."""

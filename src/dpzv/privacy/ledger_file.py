@@ -20,7 +20,18 @@ import msgspec
 
 from dpzv.errors import DiskError, PrivacyRefused
 
-__all__ = ["SCHEMA", "Owned", "ReleaseRow", "create", "insert_releases", "plain_errors", "reopen", "snapshot"]
+__all__ = [
+    "SCHEMA",
+    "Owned",
+    "ReleaseRow",
+    "create",
+    "disown",
+    "insert_releases",
+    "plain_errors",
+    "reopen",
+    "snapshot",
+    "take_lock",
+]
 
 T = TypeVar("T")
 
@@ -29,6 +40,9 @@ ReleaseRow = tuple[int, int, int, int, float, bytes, bytes]
 
 _ROW, _AT_ONCE = "(?, ?, ?, ?, ?, ?, ?)", 32
 SCHEMA = 7
+
+_OLD_COPY = "old copy"
+"""The key of `meta` that a ledger gets when it turns out to be an old copy; it is a format."""
 
 # Delta is the little-endian float64 numbers of the release: a replayed round must be bit-equal. The plan
 # in `meta` and an event are MessagePack (`privacy/events.py`). The order of the columns of `releases` is a format,
@@ -40,9 +54,11 @@ CREATE TABLE releases (
     sigma_dp REAL NOT NULL, Delta BLOB NOT NULL, frame_xxh3 BLOB NOT NULL
 );
 CREATE TABLE events (number INTEGER PRIMARY KEY, event BLOB NOT NULL);
+CREATE TABLE sessions (number INTEGER PRIMARY KEY, session TEXT NOT NULL);
 """
 
 _DISK = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR}
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _UNWRITABLE = "the ledger {path} could not be written ({error}); free space or make the folder writable."
 _IN_USE = "the ledger {path} is in use by another process; a ledger has one owner, wait for it to end."
 
@@ -58,7 +74,7 @@ def plain_errors(path: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _DISK:
             raise DiskError(_UNWRITABLE.format(path=path, error=error)) from error
-        if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+        if code in _BUSY:
             raise PrivacyRefused(_IN_USE.format(path=path)) from error
         raise PrivacyRefused(
             f"the ledger {path} cannot be read ({error}); the budget already spent is unknown, "
@@ -75,7 +91,7 @@ class Owned:
 
     def __init__(self, path: Path, *, durable: bool, new: bool) -> None:
         self._path, self._new = path, new
-        self._lock = _lock(path)
+        self._lock = take_lock(path, path)
         try:
             if new and path.exists():
                 self._new = False
@@ -111,7 +127,7 @@ def create(path: Path, meta: dict[str, str | bytes], *, durable: bool) -> Owned:
     """Make a new file that holds `meta`, all of it or none, and own it until the link is closed."""
     with Owned(path, durable=durable, new=True) as owned:
         owned.connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA};")
-        owned.connection.executemany("INSERT INTO meta VALUES (?, ?)", (meta | _place_of(path)).items())
+        owned.connection.executemany("INSERT INTO meta VALUES (?, ?)", (meta | {"path": str(path.resolve())}).items())
         owned.connection.execute("COMMIT")
         return owned
 
@@ -119,21 +135,25 @@ def create(path: Path, meta: dict[str, str | bytes], *, durable: bool) -> Owned:
 def reopen(path: Path, *, durable: bool) -> Owned:
     """Open an existing file, checked for damage, and own it until the link is closed.
 
-    A copy is refused where it can be recognised: both its path and its inode are other than those stored in it. (A
-    ledger in a renamed folder keeps its inode, and one restored in place keeps its path.)
+    A copy is refused while the file that it was made from is still where it was; one that was moved is not.
     """
     _refuse_missing(path)
     with Owned(path, durable=durable, new=False) as owned:
         _refuse_damaged(owned.connection)
-        place = _place_of(path)
-        known = dict(owned.connection.execute("SELECT key, value FROM meta WHERE key IN ('path', 'inode')"))
-        if all(known[key] != value for key, value in place.items()):
+        here = str(path.resolve())
+        run_id, before = (_meta(owned.connection, key) for key in ("run_id", "path"))
+        if before != here and _is_of_run(Path(before), run_id):
             raise PrivacyRefused(
-                f"the ledger {path} is a copy of {known['path']}; two copies would each spend the whole budget, so "
+                f"the ledger {path} is a copy of {before}; two copies would each spend the whole budget, so "
                 "resume the original where it lies, or start a new run that names this one as its parent."
             )
-        owned.connection.executemany("UPDATE meta SET value = ? WHERE key = ?", [(v, k) for k, v in place.items()])
+        owned.connection.execute("UPDATE meta SET value = ? WHERE key = 'path'", (here,))
         return owned
+
+
+def disown(connection: sqlite3.Connection) -> None:
+    """Note that this file is an old copy of a ledger, so that nobody opens or counts it again."""
+    connection.execute("INSERT OR IGNORE INTO meta VALUES (?, 1)", (_OLD_COPY,))
 
 
 def insert_releases(connection: sqlite3.Connection, rows: list[ReleaseRow]) -> None:
@@ -175,9 +195,24 @@ def snapshot(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
                 return found
 
 
-def _place_of(path: Path) -> dict[str, str]:
-    """Where the file is (its path), and which file it is (its inode)."""
-    return {"path": str(path.resolve()), "inode": str(path.stat().st_ino)}
+def _meta(connection: sqlite3.Connection, key: str) -> str:
+    """A text of the table `meta`."""
+    found: str = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0]
+    return found
+
+
+def _is_of_run(path: Path, run_id: str) -> bool:
+    """Whether the file at `path` is a ledger of this run that could be opened."""
+    if not os.path.isfile(path):
+        return False
+    try:
+        connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=5.0)
+        try:
+            return _meta(connection, "run_id") == run_id
+        finally:
+            connection.close()
+    except (sqlite3.Error, TypeError) as error:  # what is damaged cannot go on; what is locked or hidden perhaps can
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DISK | _BUSY
 
 
 def _refuse_missing(path: Path) -> None:
@@ -193,10 +228,12 @@ def _refuse_damaged(connection: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError("it is damaged")
     if connection.execute("PRAGMA user_version").fetchone() != (SCHEMA,):
         raise sqlite3.DatabaseError(f"it is not a ledger of schema {SCHEMA}")
+    if connection.execute("SELECT value FROM meta WHERE key = ?", (_OLD_COPY,)).fetchone():
+        raise sqlite3.DatabaseError("a device showed that it is an old copy, which lacks releases that were made")
 
 
-def _lock(path: Path) -> int:
-    """Take the lock file of `path`, or refuse; returns its descriptor."""
+def take_lock(path: Path, ledger: Path) -> int:
+    """Take the lock file beside `path`, or refuse because `ledger` is in use; returns its descriptor."""
     place = path.with_name(path.name + ".lock")
     while True:
         descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -204,7 +241,7 @@ def _lock(path: Path) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise PrivacyRefused(_IN_USE.format(path=path)) from None
+            raise PrivacyRefused(_IN_USE.format(path=ledger)) from None
         # the file may have been removed by its last owner between the two calls; then it guards nothing
         if place.exists() and os.fstat(descriptor).st_ino == place.stat().st_ino:
             return descriptor

@@ -195,7 +195,7 @@ class ServerRun:
 
     def save(self, beside: checkpoint.Simulated | None = None) -> None:
         """Make ledger and logs durable, then write the checkpoint, which never knows more than they do."""
-        self.ledger.flush()
+        self.ledger.keep()
         journal, server = self.journal, self.server
         progress = checkpoint.Progress(
             t=server.t,
