@@ -1,8 +1,9 @@
 # Every target installs what it needs into .venv first; that happens again only when
-# pyproject.toml or constraints.txt change.
+# pyproject.toml or the files in requirements/ change.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+PIP := $(BIN)/pip --quiet --disable-pip-version-check install
 
 .PHONY: demo example-three-companies test bench soak mutants clean
 
@@ -29,10 +30,13 @@ soak: $(STAMP)
 mutants: $(STAMP)
 	@$(BIN)/python -m tests.rules.mutants $(MUTANTS)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit("dpzv needs Python 3.11 or newer, found " + sys.version.split()[0] + "; set PYTHON=python3.x" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PIP) --require-hashes --no-deps --requirement requirements/build.txt
+	$(PIP) --require-hashes --no-deps --no-build-isolation --requirement requirements/dev.txt
+	$(PIP) --no-deps --no-build-isolation --editable .
+	$(PIP) torch  # where its build has CUDA, the libraries for that, in the versions that the build names
 	@touch $(STAMP)
 
 clean:

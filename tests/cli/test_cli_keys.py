@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from dpzv.network.identity import issue_certificate, new_key
@@ -31,7 +32,8 @@ def lab(cli: Cli, tmp_path: Path) -> Path:
 
 def test_init_issue_show(cli: Cli, lab: Path) -> None:
     ca = lab.parent / "ca"
-    assert modes(ca) == {"ca.crt": "0o644", "ca.key": "0o600", "alignment.key": "0o600"}
+    secret = dict.fromkeys(("ca.key", "alignment.key", "issued.pem", ".lock"), "0o600")
+    assert modes(ca) == {"ca.crt": "0o644", **secret}
     assert modes(lab) == {"lab.crt": "0o644", "lab.key": "0o600", "ca.crt": "0o644", "alignment.key": "0o600"}
     for name in ("ca.crt", "alignment.key"):
         assert (lab / name).read_bytes() == (ca / name).read_bytes()
@@ -118,6 +120,9 @@ def test_show_says_what_is_wrong(cli: Cli, lab: Path) -> None:
         (["issue", "x", "--ca", "lab", "--out", "new"], 3, "ca.key is missing"),
         (["issue", "x", "--ca", "ca", "--out", "new", "--days", "3650"], 2, "may not outlive its authority"),
         (["issue", "x", "--ca", "ca", "--out", "new", "--host", "h:1"], 2, "without a port, got 'h:1'"),
+        (["init", "--out", "new", "--keep-alignment", "none"], 3, "alignment.key is missing"),
+        (["revoke", "x", "--ca", "ca"], 2, "never issued a certificate to 'x'; give a party's name."),
+        (["revoke", "lab", "--ca", "lab"], 3, "ca.key is missing"),
         (["show", "lab/none.crt"], 3, "none.crt is missing"),
         (["show", "lab/lab.key"], 3, "it holds a private key; give the .crt file."),
     ],
@@ -141,6 +146,40 @@ def test_one_folder_does_not_mix_two_authorities(cli: Cli, lab: Path) -> None:
     assert not (lab / "b.key").exists()
     # but one folder may hold two parties of the same authority
     assert cli("keys", "issue", "b", "--ca", "ca", "--out", "lab").returncode == 0
+
+
+def test_all_certificates_of_a_party_are_revoked_and_its_key_with_them(cli: Cli, lab: Path) -> None:
+    ca = lab.parent / "ca"
+    first = x509.load_pem_x509_certificate((lab / "lab.crt").read_bytes())
+    issue = ["keys", "issue", "lab", "--ca", "ca", "--out"]
+    assert cli(*issue, "lab", "--renew").returncode == 0
+    second = x509.load_pem_x509_certificate((lab / "lab.crt").read_bytes())
+    assert cli("keys", "issue", "b", "--ca", "ca", "--out", "b").returncode == 0
+    told = cli("keys", "revoke", "lab", "--ca", "ca")
+    assert "ca/ca.crl: all certificates of lab are revoked, 2 of them now" in told.stdout
+    found = x509.load_pem_x509_crl((ca / "ca.crl").read_bytes())
+    assert {entry.serial_number for entry in found} == {first.serial_number, second.serial_number}
+    assert found.is_signature_valid(load_authority(ca).key.public_key())
+    (lab / "ca.crl").write_bytes((ca / "ca.crl").read_bytes())
+    assert "PROBLEM: it was revoked, says lab/ca.crl." in cli("keys", "show", "lab/lab.crt").stdout
+    # the key may be in other hands
+    refused = cli(*issue, "lab", "--renew")
+    assert refused.returncode == 2
+    assert "its key gets no other one; issue a new key to another --out, without --renew." in refused.stderr
+    assert cli(*issue, "again").returncode == 0
+    assert "PROBLEM" not in cli("keys", "show", "again/lab.crt", "b/b.crt").stdout
+    assert (lab.parent / "again" / "ca.crl").read_bytes() == (ca / "ca.crl").read_bytes()
+    assert "1 of them now" in cli("keys", "revoke", "lab", "--ca", "ca").stdout
+    assert "0 of them now" in cli("keys", "revoke", "lab", "--ca", "ca").stdout
+
+
+def test_a_new_authority_may_keep_the_alignment_key(cli: Cli, lab: Path) -> None:
+    assert cli("keys", "init", "--out", "new", "--keep-alignment", "ca").returncode == 0
+    new, old = lab.parent / "new", lab.parent / "ca"
+    assert (new / "alignment.key").read_bytes() == (old / "alignment.key").read_bytes()
+    assert (new / "ca.key").read_bytes() != (old / "ca.key").read_bytes()
+    assert cli("keys", "issue", "lab", "--ca", "new", "--out", "lab2").returncode == 0
+    assert "PROBLEM" not in cli("keys", "show", "lab2/lab.crt").stdout
 
 
 def test_keys_need_neither_torch_nor_grpc(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`dpzv keys`: an authority for the federation, a certificate per party, and what is in them."""
+"""`dpzv keys`: an authority for the federation, a certificate per party, a list of revoked ones, what is in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Identity: make an authority, issue certificates to parties, look at them.",
+    help="Identity: make an authority, issue certificates to parties, revoke them, look at them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -26,6 +26,10 @@ app = typer.Typer(
 def init(
     out: Annotated[Path, typer.Option("--out", help="The folder for ca.crt, ca.key and alignment.key.")],
     days: Annotated[int, typer.Option("--days", help="How long the authority is valid.")] = 3650,
+    keep_alignment: Annotated[
+        Path | None,
+        typer.Option("--keep-alignment", help="The folder of the authority it takes the place of: runs go on."),
+    ] = None,
 ) -> None:
     """Make a certificate authority, and the key with which parties hash record ids.
 
@@ -33,7 +37,7 @@ def init(
     """
     from dpzv.network.keyfiles import create_authority
 
-    authority = create_authority(out, days)
+    authority = create_authority(out, days, keep_alignment)
     typer.echo(
         f"{out / 'ca.crt'}: valid until {authority.certificate.not_valid_after_utc:%Y-%m-%d}; every party gets it"
     )
@@ -66,6 +70,22 @@ def issue(
     typer.echo(
         f"{out / f'{name}.key'} is for {name} alone, {out / 'alignment.key'} for the parties alone; both are secret."
     )
+
+
+@app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(help="The party that is shut out.")],
+    ca: Annotated[Path, typer.Option("--ca", help="The authority's folder, of `dpzv keys init`.")],
+) -> None:
+    """Revoke all certificates of a party: put them on the authority's signed list, ca.crl.
+
+    Example: dpzv keys revoke hospital --ca authority
+    """
+    from dpzv.network.keyfiles import revoke_party
+
+    fresh = revoke_party(ca, name)
+    typer.echo(f"{ca / 'ca.crl'}: all certificates of {name} are revoked, {fresh} of them now")
+    typer.echo("copy it into the server's keys folder, as ca.crl; the server closes the party within seconds.")
 
 
 @app.command()

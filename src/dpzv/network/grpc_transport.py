@@ -21,6 +21,7 @@ import grpc
 import grpc.aio
 
 from dpzv.errors import ConfigError, DpzvError, PeerError
+from dpzv.network.admission import Admission, NotAdmitted
 from dpzv.network.identity import party_name
 from dpzv.network.keyfiles import Credentials, read_party_keys, renewal
 from dpzv.network.transport import LinkLost, Stream
@@ -139,14 +140,21 @@ class GrpcListener:
     def __init__(self, address: str, credentials: Credentials) -> None:
         self._asked, self._credentials = address, credentials
         self._server: grpc.aio.Server | None = None
+        self._watching: asyncio.Task[None] | None = None
         self.port, self.address = 0, "no port yet"
 
     async def start(self, talk: Callable[[Stream], Awaitable[None]]) -> None:
         """Run `talk` for every stream of a device from now on."""
 
+        admission = Admission(self._credentials)
+
         async def run(_: Any, context: Any) -> None:
             try:
-                await talk(GrpcStream(context))
+                async with admission.admitted(context.auth_context().get("x509_pem_cert", ())):
+                    await talk(GrpcStream(context))
+            except NotAdmitted as error:
+                LOG.warning("a link to %s is closed: %s", context.peer(), error)
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
             except Exception:  # gRPC would send the error's own text, which may tell of labels or of other devices
                 LOG.exception("a device's link ended with an internal error")
                 await context.abort(grpc.StatusCode.INTERNAL, FAULT)
@@ -162,12 +170,15 @@ class GrpcListener:
                 f"the server cannot listen on {self._asked} ({error}); choose another `listen` address."
             ) from None
         await server.start()
+        self._watching = asyncio.create_task(admission.watch())
         self.port, self.address = port, f"port {port}"
 
     async def stop(self, seconds: float) -> None:
         """Accept no more streams, and end those that are left after `seconds`."""
         if self._server is not None:
             await self._server.stop(grace=seconds)
+        if self._watching is not None:
+            self._watching.cancel()
 
 
 class GrpcConnector:

@@ -1,7 +1,9 @@
 """The files that say who a party is, written and read.
 
-    ca.crt  ca.key  alignment.key                   the authority's folder; ca.key never leaves it
+    ca.crt  ca.key  alignment.key  issued.pem       the authority's folder; ca.key and issued.pem never leave it
     NAME.crt  NAME.key  ca.crt  alignment.key       the folder of party NAME
+
+With them is `ca.crl`, the list of revoked certificates, once there is one.
 
 Private keys and the alignment key are created with mode 0600 and never printed.
 """
@@ -20,11 +22,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-from cryptography.x509.oid import NameOID
 
-from dpzv.durable import write_atomically
+from dpzv.durable import EVERYBODY, holding, write_atomically
 from dpzv.errors import ConfigError, DataError
 from dpzv.network.identity import LOCAL_HOSTS, Authority, issue_certificate, make_authority, new_key, party_name
+from dpzv.network.revocation import LIST, NOTHING, Revoked, issued_to, name_of, read_list, record, write_list
 
 __all__ = [
     "Credentials",
@@ -36,8 +38,10 @@ __all__ = [
     "load_authority",
     "own_name",
     "read_alignment_key",
+    "read_authorities",
     "read_party_keys",
     "renewal",
+    "revoke_party",
 ]
 
 ALIGNMENT_BYTES = 32
@@ -78,15 +82,22 @@ class Description(msgspec.Struct, frozen=True):
     problems: list[str]
 
 
-def create_authority(folder: Path, days: int) -> Authority:
-    """Make a new authority and alignment key in `folder`; refuses a folder that has one already."""
+def create_authority(folder: Path, days: int, earlier: Path | None = None) -> Authority:
+    """Make a new authority in `folder`; refuses a folder that has one already.
+
+    With the folder of an `earlier` authority its alignment key is taken over, so that runs know their records again;
+    else a new one is made.
+    """
+    alignment = (
+        secrets.token_bytes(ALIGNMENT_BYTES) if earlier is None else read_alignment_key(earlier / "alignment.key")
+    )
     for name in ("ca.crt", "ca.key", "alignment.key"):
         if (folder / name).exists():
             raise ConfigError(f"{folder} already holds an authority ({name}); choose another --out.")
     authority = make_authority(days)
-    write_atomically(folder / "ca.key", _pem(authority.key), 0o600)
-    write_atomically(folder / "alignment.key", secrets.token_hex(ALIGNMENT_BYTES).encode() + b"\n", 0o600)
-    write_atomically(folder / "ca.crt", authority.certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    write_atomically(folder / "ca.key", _pem(authority.key))
+    write_atomically(folder / "alignment.key", alignment.hex().encode() + b"\n")
+    write_atomically(folder / "ca.crt", authority.certificate.public_bytes(serialization.Encoding.PEM), EVERYBODY)
     return authority
 
 
@@ -128,14 +139,55 @@ def issue_party(
     key = _key(key_path) if renew else new_key()
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise DataError(f"{key_path} is not an elliptic-curve key; issue to another --out without --renew.")
-    certificate = issue_certificate(authority, name, LOCAL_HOSTS if hosts is None else hosts, key.public_key(), days)
+    with holding(ca, "the folder of an authority"):
+        _refuse_revoked_key(ca, name, key)
+        certificate = issue_certificate(
+            authority, name, LOCAL_HOSTS if hosts is None else hosts, key.public_key(), days
+        )
+        record(ca, certificate)
     if not renew:
-        write_atomically(key_path, _pem(key), 0o600)
-    for source, mode in ((ca / "ca.crt", 0o644), (alignment, 0o600)):
-        if not (out / source.name).exists():
-            write_atomically(out / source.name, _read(source), mode)
-    write_atomically(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+        write_atomically(key_path, _pem(key))
+    if not (out / "alignment.key").exists():
+        write_atomically(out / "alignment.key", _read(alignment))
+    for public in ("ca.crt", LIST):
+        if (ca / public).exists() and not ((out / public).exists() and _read(out / public) == _read(ca / public)):
+            write_atomically(out / public, _read(ca / public), EVERYBODY)
+    write_atomically(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), EVERYBODY)
     return certificate
+
+
+def revoke_party(ca: Path, name: str) -> int:
+    """Put every certificate that was ever issued to `name` on the authority's list; returns how many are new there."""
+    authority = load_authority(ca)
+    with holding(ca, "the folder of an authority"):
+        mine, before = {found.serial_number for found in issued_to(ca, name)}, _revoked(ca)
+        if not mine:
+            raise ConfigError(f"the authority in {ca} never issued a certificate to {name!r}; give a party's name.")
+        fresh = mine - before.serials
+        if fresh:
+            write_list(ca, authority, Revoked(before.number + 1, before.serials | fresh))
+        return len(fresh)
+
+
+def read_authorities(path: Path) -> list[x509.Certificate]:
+    """The authorities in a `ca.crt`, at least one."""
+    return _certificates(path)
+
+
+def _revoked(folder: Path) -> Revoked:
+    """The list beside the `ca.crt` of a folder."""
+    path = folder / LIST
+    return read_list(path, _certificates(folder / "ca.crt")) if path.exists() else NOTHING
+
+
+def _refuse_revoked_key(ca: Path, name: str, key: ec.EllipticCurvePrivateKey) -> None:
+    """A key whose certificate was revoked may be in other hands, so that no certificate makes it good again."""
+    gone = _revoked(ca).serials
+    if any(found.serial_number in gone and _same_key(found, key) for found in issued_to(ca, name)):
+        raise ConfigError(
+            f"the certificate of '{name}' was revoked, so its key gets no other one; issue a new key to another --out, "
+            "without --renew."
+        )
 
 
 def describe(path: Path) -> Description:
@@ -147,10 +199,12 @@ def describe(path: Path) -> Description:
         problems.append("has no ca.crt beside it to be checked against")
     elif not any(_issued_by(certificate, ca) for ca in _certificates(beside)):
         problems.append(f"does not belong to the authority beside it, {beside}")
+    elif certificate.serial_number in _revoked(path.parent).serials:
+        problems.append(f"was revoked, says {path.parent / LIST}")
     return Description(
         file=str(path),
-        name=_name_of(certificate.subject),
-        issuer=_name_of(certificate.issuer),
+        name=name_of(certificate.subject),
+        issuer=name_of(certificate.issuer),
         authority=_issued_by(certificate, certificate),
         hosts=hosts_of(certificate),
         valid_from=certificate.not_valid_before_utc,
@@ -163,13 +217,13 @@ def describe(path: Path) -> Description:
 
 def own_name(credentials: Credentials) -> str:
     """The party's own name, from its certificate."""
-    return _name_of(_certificates(credentials.certificate)[0].subject)
+    return name_of(_certificates(credentials.certificate)[0].subject)
 
 
 def read_party_keys(own: Credentials) -> PartyKeys:
     """Read the three files; what a peer would refuse anyway is refused here, with a better reason."""
     chain, authorities = _certificates(own.certificate), _certificates(own.ca)
-    certificate, name = chain[0], _name_of(chain[0].subject)
+    certificate, name = chain[0], name_of(chain[0].subject)
     if not _same_key(certificate, _key(own.key)):
         raise DataError(f"{own.key} is not the key of {own.certificate}; give the two files of one `dpzv keys issue`.")
     if not any(_issued_by(certificate, ca) for ca in [*chain[1:], *authorities]):
@@ -210,12 +264,6 @@ def _validity_problem(certificate: x509.Certificate) -> str | None:
     if now < start:
         return f"is not valid before {start:%Y-%m-%d %H:%M} UTC, and the clock here says {now:%Y-%m-%d %H:%M}"
     return None
-
-
-def _name_of(name: x509.Name) -> str:
-    """The common name in a certificate's subject or issuer; empty if there is none."""
-    found = name.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(found[0].value) if found else ""
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:
