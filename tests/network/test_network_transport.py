@@ -308,6 +308,10 @@ def test_a_link_can_be_cut_in_memory() -> None:
     assert heard == [b"before", "the link was cut", b"unharmed", b"again"]
 
 
+WHOLE = b"+" + bytes(PART - 1)
+"""A part that is not the last of its frame."""
+
+
 class Line:
     """What is written is what is read."""
 
@@ -358,7 +362,9 @@ def test_frames_arrive_as_they_were(frames: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize(
-    "messages", [(b"+ab", b"mcd"), (b"+ab", b""), (b"+ab", b"+cd", b"c")], ids=["whole", "empty", "control"]
+    "messages",
+    [(WHOLE, b"mcd"), (WHOLE, b""), (WHOLE, WHOLE, b"c"), (b"+x",), (WHOLE, b"+x"), (b"+",), (WHOLE + b"x",)],
+    ids=["whole", "empty", "control", "crumb", "crumb later", "nothing", "more than a part"],
 )
 def test_a_frame_that_breaks_off_is_refused(messages: tuple[bytes, ...]) -> None:
     with pytest.raises(PeerError, match="in parts"):
@@ -366,10 +372,20 @@ def test_a_frame_that_breaks_off_is_refused(messages: tuple[bytes, ...]) -> None
 
 
 def test_a_stream_that_ends_within_a_frame_has_ended() -> None:
-    assert asyncio.run(GrpcStream(Line(b"+ab", b"+cd")).read()) is None
+    assert asyncio.run(GrpcStream(Line(WHOLE, WHOLE)).read()) is None
 
 
 def test_parts_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_transport, "MAX_FRAME", 100)
-    with pytest.raises(PeerError, match="100 bytes"):
-        asyncio.run(GrpcStream(Line(*[b"+" + bytes(9)] * 50)).read())
+    monkeypatch.setattr(grpc_transport, "MAX_FRAME", 3 * PART)
+    line = Line(*[WHOLE] * 50)
+    with pytest.raises(PeerError, match=f"at most {3 * PART} bytes"):
+        asyncio.run(GrpcStream(line).read())
+    assert len(line.messages) == 46
+
+
+def test_a_frame_may_be_as_long_as_the_reader_allows() -> None:
+    for most, messages in ((10, [b"m" * 11]), (PART, [WHOLE, WHOLE, b".x"]), (0, [b"c"])):
+        stream = GrpcStream(Line(*messages))
+        stream.most = most
+        with pytest.raises(PeerError, match=f"at most {most} bytes here"):
+            asyncio.run(stream.read())

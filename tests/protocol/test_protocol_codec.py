@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
+import tracemalloc
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,7 +24,7 @@ def tensor(B: int, k: int, seed: int) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal((B, k), dtype=np.float32)
 
 
-@given(B=st.integers(0, 40), k=st.integers(1, 9), seed=st.integers(0, 99), position=st.integers(0, 2**40))
+@given(B=st.integers(1, 40), k=st.integers(1, 9), seed=st.integers(0, 99), position=st.integers(0, 2**40))
 def test_float32_round_trip_is_exact(B: int, k: int, seed: int, position: int) -> None:
     codec = Codec("float32", LAM)
     sent = Embeddings(3, position, (tensor(B, k, seed), tensor(B, k, seed + 1)))
@@ -94,7 +97,8 @@ def test_any_number_of_arrays_is_sent_one_by_one(n: int) -> None:
     """Only two arrays are a pair of which the midpoint and the slope are sent."""
     sent = tuple(tensor(6, 3, seed) for seed in range(n))
     for name, received in (("float32", sent), ("float16", [h.astype(np.float16).astype(np.float32) for h in sent])):
-        got = Codec(name, LAM).decode(Codec(name, LAM).encode(Embeddings(1, 0, sent)))
+        codec = Codec(name, LAM, arrays=n)
+        got = codec.decode(codec.encode(Embeddings(1, 0, sent)))
         assert isinstance(got, Embeddings)
         assert [h.tobytes() for h in got.h] == [h.tobytes() for h in received]
 
@@ -156,6 +160,39 @@ def test_noise_is_refused(frame: bytes) -> None:
 def test_oversized_frames_are_refused_unread() -> None:
     with pytest.raises(PeerError, match="at most"):
         Codec("float32", LAM).decode(bytes(MAX_FRAME + 1))
+
+
+@pytest.mark.parametrize("arrays", [1, 2, 1000])
+def test_many_empty_arrays_are_refused_before_any_is_built(arrays: int) -> None:
+    """A frame of a megabyte once took 3.6 seconds and 0.6 GB, and its refusal told the shape of every array."""
+    codec = Codec("float32", LAM, arrays=arrays)
+    frames = [msgspec.msgpack.encode(["e", 1, 0, [0, 0], [b""] * n]) for n in (arrays + 1, 1, 500_000)]
+    tracemalloc.start()
+    began = time.perf_counter()
+    try:
+        for frame in frames:
+            with pytest.raises(PeerError) as refused:
+                codec.decode(frame)
+            assert len(str(refused.value)) < 500
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert time.perf_counter() - began < 0.5
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0)])
+def test_an_array_without_numbers_is_refused(shape: tuple[int, int]) -> None:
+    """Chunks of no rows would cost a device nothing, and the server memory for each."""
+    codec, h = Codec("float32", LAM), np.zeros(shape, np.float32)
+    for message in (Embeddings(1, 0, (h, h)), Fill(1, 0, h), Evaluation(1, 0, h)):
+        with pytest.raises(PeerError, match="at least one row"):
+            codec.decode(codec.encode(message))
+
+
+def test_what_a_refusal_tells_of_a_frame_is_short() -> None:
+    with pytest.raises(PeerError) as refused:
+        Codec("float32", LAM).decode(msgspec.msgpack.encode(["x" * 1_000_000]))
+    assert len(str(refused.value)) < 500
 
 
 def test_a_release_that_is_not_finite_is_refused() -> None:

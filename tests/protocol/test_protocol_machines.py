@@ -239,7 +239,7 @@ def test_a_method_may_send_and_get_any_number(n: int, codec_name: Literal["float
     x = torch.randn(D, 5, generator=generator(1))
     device = Device(1, SeveralDevice(torch.nn.Linear(5, K), n), x, x[:4], schedule)
     server = Server(several, Table(D, (K,), accelerator="cpu"), made.y_train, (schedule,), (LAM,))
-    codec = Codec(codec_name, LAM)
+    codec = Codec(codec_name, LAM, arrays=n)
     for t in (1, 2):
         sent = device.upload()
         message = codec.decode(codec.encode(sent))

@@ -125,7 +125,7 @@ def _on_signal(stop: Callable[[], None]) -> None:
 
 
 def _log(quiet: bool) -> None:
-    from dpzv.network.party import JsonLines
+    from dpzv.network.logs import JsonLines
 
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())

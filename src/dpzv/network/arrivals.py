@@ -222,12 +222,11 @@ class Arrivals:
             self._peers.changed.set()
 
     async def _send_all(self) -> None:
-        """Send all queued releases, and wait until they are sent; then no round is open."""
+        """Begin to send all queued releases; then no round is open. Nobody waits for a device to take its release."""
         if self._unsent:
             self._commit()
         self._close()
-        while self._sending:
-            await asyncio.wait(self._sending)
+        await asyncio.sleep(0)  # the tasks that send begin now, so that what is said later to a device comes after it
         if self._failure is not None:
             raise self._failure
 

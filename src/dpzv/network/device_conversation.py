@@ -31,7 +31,7 @@ from dpzv.network.wire import (
     pack,
     pack_message,
 )
-from dpzv.protocol.codec import Codec
+from dpzv.protocol.codec import FRAMING, Codec
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Evaluation, Message
 from dpzv.runtime.assemble_device import codec_of, make_device, uplink_of
@@ -41,8 +41,6 @@ from dpzv.runtime.run_plan import device_plan, noise_of, sizes_of
 __all__ = ["Conversation", "FeatureRecords"]
 
 LOG = logging.getLogger("dpzv.device")
-OVERHEAD = 64
-"""The most bytes of a frame that are not embeddings."""
 
 
 class FeatureRecords(msgspec.Struct, frozen=True):
@@ -148,7 +146,7 @@ class Conversation:
             rows = torch.from_numpy(self._features.x[self._own_rows(message.rows)])
             width = per_device("devices.embedding", self._config.devices.embedding, self._M)[self.m - 1]
             row = Evaluation(self.m, 0, np.empty((1, width), np.float32))
-            parts = device.embed(rows, max(1, (PART - OVERHEAD) // codec.payload_bytes(row)))
+            parts = device.embed(rows, max(1, (PART - FRAMING) // codec.payload_bytes(row)))
         for part in parts:
             yield pack_message(codec, part)
         yield pack(Done(message.what))

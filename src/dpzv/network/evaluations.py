@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,7 @@ class Evaluations:
         self._here: dict[int, list[Evaluation]] = {}
         self._coming: dict[Peer, _Coming] = {}
         self._silent: set[int] = set()  # devices that did not answer when they were asked last
-        self._closing: set[asyncio.Task[None]] = set()
+        self._saying: set[asyncio.Task[None]] = set()
 
     @property
     def tests(self) -> list[Evaluation]:
@@ -116,7 +117,7 @@ class Evaluations:
         asked = self._peers.present()
         for peer in asked:
             self._coming[peer] = _Coming()
-            await peer.tell(Ask("evaluate"))
+            self._start(peer.tell(Ask("evaluate")))
         while not stopping():
             # a device that is lost meanwhile is not waited for: it would have to be asked again
             due = {
@@ -151,9 +152,13 @@ class Evaluations:
             "run goes on with those it sent before",
             *(peer.m, self._names[peer.m - 1], self._run.D_test, coming.rows, now - coming.began),
         )
-        task = asyncio.create_task(self._close(peer))  # the link may be stuck, so nobody waits for this goodbye
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._start(self._close(peer))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Say something to a device; its link may be stuck, so nobody waits for this."""
+        task = asyncio.create_task(work)
+        self._saying.add(task)
+        task.add_done_callback(self._saying.discard)
 
     async def _close(self, peer: Peer) -> None:
         await peer.close(f"device {peer.m} did not send its test embeddings in time; the link is closed.")

@@ -29,7 +29,8 @@ from flwr.serverapp import Grid, ServerApp
 from dpzv.durable import open_log
 from dpzv.errors import ConfigError, DpzvError
 from dpzv.network.device_party import DeviceParty
-from dpzv.network.party import JsonLines, Party, load_party, open_folder, serve
+from dpzv.network.logs import JsonLines
+from dpzv.network.party import Party, load_party, open_folder, serve
 from dpzv.network.status import read_status
 from dpzv.network.transport import Connector, Stream
 from dpzv.network.wire import agreed_hash, shown

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import re
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import grpc
@@ -22,8 +21,11 @@ import grpc.aio
 
 from dpzv.errors import ConfigError, DpzvError, PeerError
 from dpzv.network.admission import Admission, NotAdmitted
+from dpzv.network.doorkeeper import HANDSHAKE_SECONDS, Doorkeeper, most_connections
+from dpzv.network.grpc_log import refusals_logged
 from dpzv.network.identity import party_name
 from dpzv.network.keyfiles import Credentials, read_party_keys, renewal
+from dpzv.network.logs import LimitedLog
 from dpzv.network.transport import LinkLost, Stream
 from dpzv.network.wire import PART
 from dpzv.protocol.codec import MAX_FRAME
@@ -47,8 +49,10 @@ FAULT = "the server had an internal error; its log says more"
 """All that a device hears of an error that the server did not expect."""
 
 _OPTIONS = [
-    ("grpc.max_send_message_length", MAX_FRAME + 1),
-    ("grpc.max_receive_message_length", MAX_FRAME + 1),
+    ("grpc.max_send_message_length", PART),
+    ("grpc.max_receive_message_length", PART),
+    # embeddings and noise do not shrink, and a short compressed message may become a very long one
+    ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),  # without it a frozen peer went unnoticed for 45 s
@@ -66,16 +70,6 @@ _GONE = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 # Format of the wire: a message that begins with one of these is a part of a longer frame.
 _MORE, _LAST = b"+", b"."
 
-_HANDSHAKE_FAILED = re.compile(
-    rb"ssl_transport_security\S* Handshake failed with error .*OPENSSL_internal:(\w+)(?:: (.*))?"
-)
-_REASONS = {
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it showed no certificate",
-    "unable to get local issuer certificate": "its certificate is of another authority",
-    "certificate has expired": "its certificate has expired",
-    "certificate is not yet valid": "its certificate is not valid yet",
-}
-
 
 class GrpcStream:
     """A stream over a gRPC call.
@@ -83,9 +77,12 @@ class GrpcStream:
     A frame of more than `PART` bytes goes as several messages: all but the last begin with '+', the last with '.'.
     """
 
-    def __init__(self, raw: Any, server: str = "") -> None:
-        """`raw` is the call; `server` is the name in the server's certificate, given at the device's side only."""
-        self.raw, self._server = raw, server
+    def __init__(self, raw: Any, server: str = "", cut: Callable[[], object] | None = None) -> None:
+        """`raw` is the call; `server` is the name in the server's certificate, given at the device's side only.
+
+        `cut` ends the connection; without it the call is cancelled, which only the device's side can do.
+        """
+        self.raw, self._server, self._cut, self.most = raw, server, cut, MAX_FRAME
 
     @property
     def peer_name(self) -> str:
@@ -94,21 +91,27 @@ class GrpcStream:
 
     async def read(self) -> bytes | None:
         """The next frame, or `None` once the other side has ended the stream."""
-        parts, size = [], 0
         try:
             message = await self.raw.read()
-            if message is not grpc.aio.EOF and message[:1] != _MORE:
+            if message is grpc.aio.EOF:
+                return None
+            if message[:1] != _MORE:
+                if len(message) > self.most:
+                    raise self._too_long(len(message))
                 return bytes(message)
+            frame = bytearray()
             while message is not grpc.aio.EOF:
-                parts.append(memoryview(message)[1:])
-                size += len(message) - 1
-                if size > MAX_FRAME or message[:1] not in (_MORE, _LAST):
+                mark, size = message[:1], len(message)
+                if mark not in (_MORE, _LAST) or (mark == _MORE and size != PART):
                     raise PeerError(
-                        f"a frame in parts must have '+' or '.' before each part and at most {MAX_FRAME} bytes, "
-                        f"got {message[:1]!r} and {size} bytes; the link is closed."
+                        f"a frame in parts must have '+' or '.' before each part and {PART} bytes in all parts but the "
+                        f"last, got {mark!r} and {size} bytes; the link is closed."
                     )
-                if message[:1] == _LAST:
-                    return b"".join(parts)
+                if len(frame) + size - 1 > self.most:
+                    raise self._too_long(len(frame) + size - 1)
+                frame += memoryview(message)[1:]
+                if mark == _LAST:
+                    return bytes(frame)
                 message = await self.raw.read()
             return None
         except _GONE as error:
@@ -133,6 +136,13 @@ class GrpcStream:
         except _GONE as error:
             raise _lost(error) from error
 
+    def cut(self) -> None:
+        """Lose the link at once."""
+        (self._cut or self.raw.cancel)()
+
+    def _too_long(self, size: int) -> PeerError:
+        return PeerError(f"a frame has at most {self.most} bytes here, got {size} or more; the link is closed.")
+
 
 class GrpcListener:
     """A server at `address` (``host:port``; port 0 means any free one), with the certificate of `credentials`."""
@@ -141,27 +151,40 @@ class GrpcListener:
         self._asked, self._credentials = address, credentials
         self._server: grpc.aio.Server | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._door: Doorkeeper | None = None
         self.port, self.address = 0, "no port yet"
 
     async def start(self, talk: Callable[[Stream], Awaitable[None]]) -> None:
         """Run `talk` for every stream of a device from now on."""
 
         admission = Admission(self._credentials)
+        most = most_connections()
+        door, log = Doorkeeper(most), LimitedLog(LOG)
+        self._door = door
 
         async def run(_: Any, context: Any) -> None:
+            peer = context.peer()
+            stream = GrpcStream(context, cut=partial(door.cut, peer))
             try:
-                async with admission.admitted(context.auth_context().get("x509_pem_cert", ())):
-                    await talk(GrpcStream(context))
+                certificate = context.auth_context().get("x509_pem_cert", ())
+                with door.call(peer, stream.peer_name) as refused:
+                    if refused:
+                        log.write(logging.WARNING, refused, refused)
+                    else:
+                        async with admission.admitted(certificate):
+                            await talk(stream)
             except NotAdmitted as error:
-                LOG.warning("a link to %s is closed: %s", context.peer(), error)
+                log.write(logging.WARNING, "certificates that do not count", f"a link to {peer} is closed: {error}")
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+            except PeerError as error:
+                log.write(logging.WARNING, "certificates without a party's name", str(error))
             except Exception:  # gRPC would send the error's own text, which may tell of labels or of other devices
                 LOG.exception("a device's link ended with an internal error")
                 await context.abort(grpc.StatusCode.INTERNAL, FAULT)
 
         handler = grpc.stream_stream_rpc_method_handler(run)
         service, method = METHOD.strip("/").split("/")
-        server = self._server = grpc.aio.server(options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
+        server = self._server = grpc.aio.server(options=[*_OPTIONS, *_door_options(most)])
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
         try:
             port = server.add_secure_port(self._asked, server_credentials(self._credentials))
@@ -171,14 +194,20 @@ class GrpcListener:
             ) from None
         await server.start()
         self._watching = asyncio.create_task(admission.watch())
+        door.open(port)
         self.port, self.address = port, f"port {port}"
 
     async def stop(self, seconds: float) -> None:
         """Accept no more streams, and end those that are left after `seconds`."""
-        if self._server is not None:
-            await self._server.stop(grace=seconds)
+        if self._server is None or self._door is None:
+            return
         if self._watching is not None:
             self._watching.cancel()
+        stopping = asyncio.ensure_future(self._server.stop(grace=seconds))
+        done, _ = await asyncio.wait({stopping}, timeout=seconds + 1)
+        self._door.close()  # a call whose peer takes nothing ends with its connection
+        if not done:
+            await asyncio.wait({stopping}, timeout=1)
 
 
 class GrpcConnector:
@@ -196,6 +225,16 @@ class GrpcConnector:
             yield GrpcStream(channel.stream_stream(METHOD)(), self._server)
         finally:
             await channel.close()
+
+
+def _door_options(most: int) -> list[tuple[str, int]]:
+    """What a listener adds to `_OPTIONS`: how many connections there may be, and how long they may stay silent."""
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_allowed_incoming_connections", most),
+        ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
+        ("grpc.max_concurrent_streams", 1),
+    ]
 
 
 def peer_option(name: str) -> tuple[str, str]:
@@ -295,42 +334,3 @@ def _lost(error: BaseException) -> LinkLost:
     if isinstance(error, grpc.aio.AioRpcError):
         return LinkLost(f"{error.code().name}: {error.details()}")
     return LinkLost(f"{type(error).__name__}: {error}")
-
-
-def _handshake_refusal(line: bytes) -> str | None:
-    """What a line that gRPC writes says about a refused handshake, or `None` if it is about something else."""
-    if (found := _HANDSHAKE_FAILED.search(line)) is None:
-        return None
-    name, detail = found[1].decode(), (found[2] or b"").decode(errors="replace").strip()
-    reason = _REASONS.get(name) or _REASONS.get(detail) or f"{name.lower().replace('_', ' ')}, {detail}"
-    return f"a connection was refused in its TLS handshake: {reason}; `dpzv keys show` tells what a certificate says."
-
-
-@contextmanager
-def refusals_logged() -> Iterator[None]:
-    """Log refused handshakes, which gRPC reports on standard error alone; other lines stay on standard error.
-
-    The log may itself go to standard error, so the event loop writes it, and not the thread, which must keep reading.
-    """
-    loop, before = asyncio.get_running_loop(), os.dup(2)
-    reading, writing = os.pipe()
-    os.dup2(writing, 2)
-    os.close(writing)
-
-    def read() -> None:
-        with os.fdopen(reading, "rb") as lines:
-            for line in lines:
-                told = _handshake_refusal(line)
-                if told is None:
-                    os.write(before, line)
-                else:
-                    loop.call_soon_threadsafe(LOG.warning, "%s", told)
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    try:
-        yield
-    finally:
-        os.dup2(before, 2)  # the pipe has no writer now, so the reader comes to its end
-        reader.join(5)
-        os.close(before)

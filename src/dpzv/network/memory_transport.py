@@ -20,6 +20,7 @@ class MemoryStream:
         """`peer_name` is the name of the party at the `other` end, which may be made later."""
         self.peer_name = peer_name
         self._inbox: asyncio.Queue[bytes | LinkLost | None] = asyncio.Queue()
+        self.most = MAX_FRAME
         self._unwritable = ""  # why nothing can be written any more
         self._other = other or self
         self._other._other = self
@@ -31,8 +32,8 @@ class MemoryStream:
             self._inbox.put_nowait(frame)  # every later read ends in the same way
             if frame is not None:
                 raise LinkLost(str(frame))
-        elif len(frame) > MAX_FRAME:
-            raise PeerError(f"a frame has at most {MAX_FRAME} bytes, got {len(frame)}; the link is closed.")
+        elif len(frame) > self.most:
+            raise PeerError(f"a frame has at most {self.most} bytes here, got {len(frame)}; the link is closed.")
         return frame
 
     async def write(self, frame: bytes) -> None:

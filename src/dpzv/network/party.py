@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from dpzv.network.status import read_status, serve_metrics
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.validate import converted, toml_of
 
-__all__ = ["JsonLines", "Party", "load_party", "open_folder", "serve"]
+__all__ = ["Party", "load_party", "open_folder", "serve"]
 
 
 class PartyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,22 +117,6 @@ async def serve(own: Party, folder: RunFolder, started: Callable[[ServerParty], 
     finally:
         if metrics is not None:
             metrics.close()
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Time, level, who and what."""
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
-            "level": record.levelname.lower(),
-            "from": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["trace"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line).decode()
 
 
 def _check(config: Config, file: PartyFile, path: Path) -> None:

@@ -19,7 +19,7 @@ from dpzv.errors import DataError, PeerError
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.server_party import greet, hashed_ids
 from dpzv.network.transport import LinkLost, Listener, Peer, Stream, last_word, next_frame
-from dpzv.network.wire import Ask, Done, Hello, Welcome, unpack
+from dpzv.network.wire import PART, Ask, Done, Hello, Welcome, unpack
 from dpzv.privacy.statement import read_ledger
 from dpzv.protocol.bounds import LARGEST, within
 from dpzv.protocol.messages import Evaluation
@@ -104,7 +104,8 @@ class Predictor:
         except PeerError as error:
             LOG.warning("%s", error)
             await peer.close(str(error))
-            await last_word(stream)
+            if stream.peer_name in self._names:  # of anybody else nothing is read
+                await last_word(stream)
         except LinkLost as error:
             LOG.warning("device %d is gone (%s)", peer.m, error)
         finally:
@@ -130,6 +131,7 @@ class Predictor:
         await peer.tell(Ask("predict", rows.tobytes()))
         codec = codec_of(self._config, m, len(self._names))
         columns = slice(int(self._offsets[m - 1]), int(self._offsets[m]))
+        stream.most = max(PART, codec.longest(1, columns.stop - columns.start) + 1)
         self._came[m - 1] = came = 0
         while True:
             message = unpack(codec, await next_frame(stream, SECONDS))

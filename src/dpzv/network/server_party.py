@@ -42,7 +42,7 @@ __all__ = ["ServerParty", "greet", "hashed_ids"]
 LOG = logging.getLogger("dpzv.server")
 IDS_SECONDS = 600.0
 """How long a device may take to send its ids; this is enough for a million of them over a slow line."""
-FIRST_WORD_SECONDS = 30.0
+FIRST_WORD_SECONDS = 10.0
 """How long a new connection may stay silent."""
 FAREWELL_SECONDS = LONGEST_PAUSE + 10
 """How long the server of a finished run waits for devices that are away, to tell them that it is finished."""
@@ -54,6 +54,7 @@ async def greet(stream: Stream, config: Config) -> tuple[int, wire.Hello]:
     name, names = stream.peer_name, config.network.devices
     if name not in names:
         raise PeerError(f"'{name}' is not a device of this run, which has {', '.join(names)}; its link is closed.")
+    stream.most = wire.HELLO_BYTES
     hello = wire.unpack(None, await next_frame(stream, FIRST_WORD_SECONDS))
     if not isinstance(hello, wire.Hello):
         raise PeerError(f"'{name}' must say hello first, got {type(hello).__name__}; its link is closed.")
@@ -69,6 +70,7 @@ async def greet(stream: Stream, config: Config) -> tuple[int, wire.Hello]:
 
 async def hashed_ids(peer: Peer) -> bytes:
     """The hashed ids of a device that has been asked for them."""
+    peer.stream.most = wire.IDS_BYTES
     ids = wire.unpack(None, await next_frame(peer.stream, IDS_SECONDS))
     if isinstance(ids, wire.Ids) and len(ids.hashes) % 16 == 0:
         return ids.hashes
@@ -127,8 +129,7 @@ class ServerParty:
                     raise self._failure
                 return summary
         finally:
-            for peer in list(self._peers.here.values()):
-                await peer.close(STOPPING)
+            await self._peers.close(self._peers.here.values(), STOPPING)
             await listener.stop(2)
             watching.cancel()
             write_status(self._folder.path, self.status())
@@ -140,8 +141,7 @@ class ServerParty:
         when they are sent it, depends on that head.
         """
         here = self._peers.present()
-        for peer in here:
-            await peer.close(FINISHED, final=True)
+        await self._peers.close(here, FINISHED, final=True)
         deadline = time.monotonic() + GOODBYE_SECONDS
         while any(peer.m not in self._told for peer in here) and time.monotonic() < deadline:
             await self._peers.news(deadline - time.monotonic())
@@ -193,8 +193,7 @@ class ServerParty:
                 return False
             run.save()
             run.begun = True
-            for peer in self._peers.present():
-                await peer.tell(wire.Ask("rounds"))
+            await self._peers.tell(wire.Ask("rounds"))
         if not await arrivals.run():
             return False
         evaluations = arrivals.evaluations
@@ -212,25 +211,28 @@ class ServerParty:
     async def _talk(self, stream: Stream) -> None:
         """One device from its hello to its goodbye."""
         peer: Peer | None = None
+        name = stream.peer_name
         try:
             m, hello = await greet(stream, self._config)
             peer = await self._peers.attach(m, stream)
-            LOG.info("device %d (%s) is here", m, self._names[m - 1])
+            self._peers.log.write(logging.INFO, f"arrivals of '{name}'", f"device {m} ({name}) is here")
             await self._introduce(peer, hello)
             if self._finished:
                 await peer.close(FINISHED, final=True)
             await self._listen_to(peer, stream)
             self._goodbye(peer, await last_word(stream))
         except PeerError as error:
-            LOG.warning("%s", error)
+            self._peers.log.write(logging.WARNING, f"refusals of '{name}'", str(error))
             refused = peer or Peer(0, stream)
             await refused.close(str(error))
             self._peers.detach(refused)
-            self._goodbye(refused, await last_word(stream))
+            if name in self._names:  # of anybody else nothing is read
+                self._goodbye(refused, await last_word(stream))
         except LinkLost as error:
             if peer is None or not peer.closed.is_set():
-                who = f"device {peer.m}" if peer else "a peer that had not said hello"
-                LOG.warning("%s is gone without a goodbye (%s)", who, error)
+                who = f"device {peer.m}" if peer else f"'{name}', which had not said hello,"
+                said = f"{who} is gone without a goodbye ({error})"
+                self._peers.log.write(logging.WARNING, f"lost links of '{name}'", said)
         finally:
             if peer is not None:
                 self._peers.detach(peer)
@@ -242,6 +244,7 @@ class ServerParty:
         await peer.tell(wire.Welcome(m, "", "train", needs))
         if needs:
             hashes = await hashed_ids(peer)
+            peer.require_open()
             try:
                 self._alignment.take(m, hashes)
             except PeerError:
@@ -254,6 +257,7 @@ class ServerParty:
                 raise PeerError("the parties' records could not be aligned; the server's log says why.") from None
             self._peers.changed.set()
         await self._aligned.wait()
+        peer.require_open()
         run = self._run
         assert run is not None
         if self._closing:
@@ -268,6 +272,7 @@ class ServerParty:
         for release in run.missed(m, hello.position if hello.run_id else 0):
             receipt = run.ledger.receipts.make(m, release.position, release.t)
             await peer.send(wire.pack_release(run.codecs[m - 1], release, receipt))
+            peer.require_open()
         peer.introduced = True
         self._peers.changed.set()
         if run.needs_fill(m):
@@ -280,21 +285,22 @@ class ServerParty:
         run, arrivals, m = self._run, self._arrivals, peer.m
         assert run is not None
         assert arrivals is not None
+        stream.most = max(wire.HELLO_BYTES, run.longest_frame(m, wire.BATCHES) + 1)
         while not peer.closed.is_set():
             frame = await stream.read()
             if frame is None:  # a device that was killed looks like this
                 raise LinkLost("the stream ended without a goodbye")
             message = wire.unpack(run.codecs[m - 1], frame)
-            if isinstance(message, (Embeddings, Fill, Evaluation)):
-                if message.m != m:
-                    raise PeerError(f"device {m} spoke for device {message.m}; its link is closed.")
-                if peer.closed.is_set():  # it was closed meanwhile, for example as it came again by another stream
-                    return
-                if m not in run.ledger.heard:
-                    self._hear(run, m)
             if isinstance(message, wire.Stop):
                 self._goodbye(peer, message)
                 return
+            if peer.closed.is_set():  # it was closed meanwhile, for example as it came again by another stream
+                return
+            if isinstance(message, (Embeddings, Fill, Evaluation)):
+                if message.m != m:
+                    raise PeerError(f"device {m} spoke for device {message.m}; its link is closed.")
+                if m not in run.ledger.heard:
+                    self._hear(run, m)
             if isinstance(message, Embeddings) and run.begun:
                 if answer := arrivals.arrived(Arrived(peer, message, memoryview(frame)[1:])):
                     await peer.send(answer)
@@ -326,7 +332,8 @@ class ServerParty:
     def _goodbye(self, peer: Peer, stop: wire.Stop | None) -> None:
         if stop is None:
             return
-        LOG.info("device %d says goodbye: %s", peer.m, wire.shown(stop.reason))
+        said = f"device {peer.m} says goodbye: {wire.shown(stop.reason)}"
+        self._peers.log.write(logging.INFO, f"goodbyes of device {peer.m}", said)
         if stop.final and self._finished:
             self._told.add(peer.m)
             self._peers.changed.set()

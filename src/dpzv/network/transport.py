@@ -7,12 +7,14 @@ A transport is one file with a `Listener` and a `Connector`; `grpc_transport` is
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Protocol
 
 from dpzv.errors import PeerError
+from dpzv.network.logs import LimitedLog, shortened
 from dpzv.network.wire import CONTROL, Control, Stop, pack, unpack
 
 __all__ = [
@@ -28,11 +30,29 @@ __all__ = [
     "next_frame",
 ]
 
+LOG = logging.getLogger("dpzv.server")
+
 LONGEST_PAUSE = 30.0
 """The longest pause in seconds between two attempts of a device to connect."""
 
 GOODBYE_SECONDS = 5.0
 """How long a party waits for the other side's last frames once one of them has said goodbye."""
+
+
+WRITE_SECONDS = 5.0
+"""How long a device may take to accept a frame, once it is introduced: the run may be waiting for it."""
+
+FIRST_WRITE_SECONDS = 600.0
+"""The same before it is introduced, when it may be busy with releases that it has missed, and nobody waits for it."""
+
+SLOWEST_LINE = 32_768
+"""Bytes a second that a line must carry: a long frame may take longer than a short one."""
+
+CLOSE_SECONDS = 3.0
+"""How long a device may take to accept the server's goodbye."""
+
+LINGER_SECONDS = 60.0
+"""How long a device that was told goodbye may keep its link."""
 
 
 class LinkLost(Exception):
@@ -43,7 +63,10 @@ class Stream(Protocol):
     """Frames both ways: each arrives whole and once, in the order sent. Each side has one reader and one writer.
 
     A device ends the stream with `close`, the server by returning from the function that `Listener.start` was given.
+    `most` is the length of the longest frame that is read; the server sets it by what it waits for.
     """
+
+    most: int
 
     @property
     def peer_name(self) -> str:
@@ -52,7 +75,7 @@ class Stream(Protocol):
     async def read(self) -> bytes | None:
         """The next frame, or `None` once the other side has ended the stream.
 
-        Raises `LinkLost`, or a `PeerError` for a frame of more than `MAX_FRAME` bytes.
+        Raises `LinkLost`, or a `PeerError` for a frame of more than `most` bytes.
         """
 
     async def write(self, frame: bytes) -> None:
@@ -60,6 +83,9 @@ class Stream(Protocol):
 
     async def close(self) -> None:
         """Say that nothing more comes from this side; reading goes on. Raises `LinkLost`."""
+
+    def cut(self) -> None:
+        """Lose the link at once: whoever reads or writes gets `LinkLost`, at either end."""
 
 
 class Connector(Protocol):
@@ -109,53 +135,94 @@ async def last_word(stream: Stream, seconds: float = GOODBYE_SECONDS) -> Stop | 
 
 
 class Peer:
-    """Device m, connected to the server by one stream."""
+    """Device m, connected to the server by one stream. Nothing that is sent to it waits for ever."""
 
     def __init__(self, m: int, stream: Stream) -> None:
         self.m, self.stream = m, stream
         self._writing = asyncio.Lock()
+        self._lingering: asyncio.TimerHandle | None = None
         self.closed = asyncio.Event()
         self.introduced = False  # whether it knows its rows and has all its releases, and so can be asked for things
 
     async def send(self, frame: bytes) -> None:
-        """Send a frame, unless the device is gone."""
+        """Send a frame, unless the device is gone. The link of a device that does not take it in time is cut."""
         async with self._writing:
             if not self.closed.is_set():
+                seconds = (WRITE_SECONDS if self.introduced else FIRST_WRITE_SECONDS) + len(frame) / SLOWEST_LINE
+                late = asyncio.get_running_loop().call_later(seconds, self._cut, seconds)
                 try:
                     await self.stream.write(frame)
                 except LinkLost:
                     self.closed.set()
+                finally:
+                    late.cancel()
 
     async def tell(self, control: Control) -> None:
         """Send a control message, unless the device is gone."""
         await self.send(pack(control))
 
-    async def close(self, reason: str, *, final: bool = False) -> None:
-        """Say goodbye with the reason, and send nothing more."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(5):
-                await self.tell(Stop(reason, final))
+    async def close(self, reason: str, *, final: bool = False, linger: float = LINGER_SECONDS) -> None:
+        """Say goodbye with the reason, and send nothing more; a device that does not take the goodbye is cut.
+
+        One that does, and keeps its link for `linger` seconds, is cut then.
+        """
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.tell(Stop(shortened(reason), final))
+        except TimeoutError:
+            self.stream.cut()
+        if not self.closed.is_set():
+            self.closed.set()
+            self._lingering = asyncio.get_running_loop().call_later(linger, self.stream.cut)
+
+    def require_open(self) -> None:
+        """Raise `LinkLost` if the device is gone, or was told goodbye while something was waited for."""
+        if self.closed.is_set():
+            raise LinkLost("it was closed before")
+
+    def gone(self) -> None:
+        """Its stream has ended."""
         self.closed.set()
+        if self._lingering is not None:
+            self._lingering.cancel()
+
+    def _cut(self, seconds: float) -> None:
+        LOG.warning("device %d did not take what it was sent within %.0f s; its link is cut", self.m, seconds)
+        self.closed.set()
+        self.stream.cut()
 
 
 class Peers:
-    """The devices that are connected to the server, by number in `here`; `changed` is set when one comes or goes."""
+    """The devices that are connected to the server, by number in `here`; `changed` is set when one comes or goes.
+
+    `log` is for what peers do, however often they do it.
+    """
 
     def __init__(self) -> None:
         self.here: dict[int, Peer] = {}
         self.changed = asyncio.Event()
+        self.log = LimitedLog(LOG)
 
     async def attach(self, m: int, stream: Stream) -> Peer:
-        """Device m has come; an older stream of the same device is closed."""
-        if (older := self.here.pop(m, None)) is not None:
-            await older.close("the same device connected again")
-        peer = self.here[m] = Peer(m, stream)
+        """Device m has come; its older stream is closed. The new one is closed, too, if a third came meanwhile."""
+        peer, older = Peer(m, stream), self.here.get(m)
+        self.here[m] = peer  # at once, so that of several that come together each closes the one before it
         self.changed.set()
+        if older is not None:
+            await older.close("the same device connected again", linger=GOODBYE_SECONDS)
         return peer
+
+    async def tell(self, control: Control) -> None:
+        """Send a control message to all devices that can be asked for things, to all at the same time."""
+        await asyncio.gather(*(peer.tell(control) for peer in self.present()))
+
+    async def close(self, peers: Collection[Peer], reason: str, *, final: bool = False) -> None:
+        """Say goodbye to these devices, to all at the same time."""
+        await asyncio.gather(*(peer.close(reason, final=final) for peer in peers))
 
     def detach(self, peer: Peer) -> None:
         """This stream of a device has ended; the device may be back by another stream already."""
-        peer.closed.set()
+        peer.gone()
         if self.here.get(peer.m) is peer:
             del self.here[peer.m]
         self.changed.set()
@@ -171,4 +238,4 @@ class Peers:
 
     def present(self) -> list[Peer]:
         """The devices that are connected and can be asked for things."""
-        return [peer for peer in self.here.values() if peer.introduced]
+        return [peer for peer in self.here.values() if peer.introduced and not peer.closed.is_set()]

@@ -23,6 +23,8 @@ from dpzv.version import VERSION
 __all__ = [
     "BATCHES",
     "CONTROL",
+    "HELLO_BYTES",
+    "IDS_BYTES",
     "MESSAGE",
     "PART",
     "PROTOCOL",
@@ -54,12 +56,24 @@ PART = 1 << 18
 BATCHES = 2
 """A device sends test embeddings in parts of this many batches, which are about as much work as one or two rounds."""
 
+HELLO_BYTES = 4096
+"""Bytes of the longest frame that a peer may send before it has said hello."""
+
+IDS_BYTES = MAX_FRAME
+"""Bytes of the longest frame of hashed ids."""
+
 MESSAGE, RELEASE, CONTROL = b"m", b"r", b"c"
 """The first byte of a frame, which is a format: it holds a message of `protocol/`, a receipt and the release that it is
 for, or a control message."""
 
 PROTOCOL = 2
 """Parties that speak another number refuse each other."""
+
+
+Word = Annotated[str, msgspec.Meta(max_length=100)]
+"""A version, a hash or the name of a run."""
+
+Sentence = Annotated[str, msgspec.Meta(max_length=2000)]
 
 
 class _Control(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -74,21 +88,21 @@ class Hello(_Control, frozen=True, tag="hello"):
     file is noticed.
     """
 
-    version: str
+    version: Word
     protocol: int
-    config_hash: str
-    run_id: str
+    config_hash: Word
+    run_id: Word
     position: int
     t: int
     receipt: Annotated[bytes, msgspec.Meta(max_length=RECEIPT_BYTES)]
-    ids_sha256: str
+    ids_sha256: Word
 
 
 class Welcome(_Control, frozen=True, tag="welcome"):
     """Server -> device: its number, the run, and whether the server still needs its hashed ids."""
 
     m: int
-    run_id: str
+    run_id: Word
     mode: Literal["train", "predict"]
     needs_ids: bool
 
@@ -130,7 +144,7 @@ class Done(_Control, frozen=True, tag="done"):
 class Stop(_Control, frozen=True, tag="stop"):
     """Either way: the goodbye. A stream that ends without it ended by accident. `final`: do not come back."""
 
-    reason: str
+    reason: Sentence
     final: bool
 
 
@@ -183,7 +197,7 @@ def unpack(codec: Codec | None, frame: bytes) -> Control | Message | Receipted:
     try:
         control: Control = _DECODER.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise PeerError(f"a control frame could not be decoded ({error}); the link is closed.") from None
+        raise PeerError(f"a control frame could not be decoded ({str(error)[:200]}); the link is closed.") from None
     return control
 
 

@@ -181,12 +181,12 @@ class Ledger:
             )
         return np.frombuffer(row[0], "<f8")
 
-    def released(self) -> Iterator[tuple[int, int, int, NDArray[np.float64], bytes]]:
-        """(t, m, position, Delta, frame_xxh3) of every release, in order: what a device may be sent again."""
+    def released(self, since: int = 0, most: int = -1) -> Iterator[tuple[int, int, int, NDArray[np.float64], bytes]]:
+        """(t, m, position, Delta, frame_xxh3) of the first `most` releases (-1: all) from round `since` on."""
         with plain_errors(self._path), self._disk:
             self.flush()
-            query = "SELECT t, m, position, Delta, frame_xxh3 FROM releases ORDER BY t"
-            rows = self._connection.execute(query).fetchall()
+            query = "SELECT t, m, position, Delta, frame_xxh3 FROM releases WHERE t >= ? ORDER BY t LIMIT ?"
+            rows = self._connection.execute(query, (since, most)).fetchall()
         for t, m, position, Delta, frame_xxh3 in rows:
             yield t, m, position, np.frombuffer(Delta, "<f8"), frame_xxh3
 

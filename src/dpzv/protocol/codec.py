@@ -9,7 +9,7 @@ is float64 where its numbers belong to a batch, and float32 where each belongs t
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -18,10 +18,16 @@ from numpy.typing import NDArray
 from dpzv.errors import PeerError
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Message, Release
 
-__all__ = ["MAX_FRAME", "Codec"]
+__all__ = ["FRAMING", "MAX_FRAME", "Codec"]
 
 MAX_FRAME = 1 << 28
 """Bytes of the largest frame that is decoded; anything larger is refused unread."""
+
+MOST_ARRAYS = 1024
+"""The most arrays that any method may send in one message; of one method's messages, `Codec` knows the number."""
+
+FRAMING = 64
+"""The most bytes of a frame that are not numbers."""
 
 
 class _Wire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -42,7 +48,7 @@ class _Embeddings(_Wire, tag="e"):
     m: int
     position: int
     shape: tuple[int, int]
-    h: tuple[memoryview, ...]
+    h: Annotated[tuple[memoryview, ...], msgspec.Meta(max_length=MOST_ARRAYS)]
 
 
 class _Evaluation(_Fill, tag="v"):
@@ -60,9 +66,15 @@ _DECODER = msgspec.msgpack.Decoder(_Fill | _Embeddings | _Evaluation | _Release)
 
 
 class Codec:
-    """Encodes and decodes the messages of one device, whose smoothing radius `lam` is public."""
+    """Encodes and decodes the messages of one device, whose smoothing radius `lam` is public.
 
-    def __init__(self, name: Literal["float32", "float16"], lam: float, *, per_record: bool = False) -> None:
+    A message of embeddings has at most `arrays` arrays; each has one row or more.
+    """
+
+    def __init__(
+        self, name: Literal["float32", "float16"], lam: float, *, arrays: int = 2, per_record: bool = False
+    ) -> None:
+        self._arrays = arrays
         self._answer = np.dtype("<f4") if per_record else np.dtype("<f8")
         self._type = np.dtype("<f4") if name == "float32" else np.dtype("<f2")
         self._half = name == "float16"
@@ -75,6 +87,10 @@ class Codec:
             return message.Delta.size * self._answer.itemsize
         arrays = message.h if isinstance(message, Embeddings) else (message.h,)
         return sum(map(np.size, arrays)) * self._type.itemsize
+
+    def longest(self, rows: int, width: int) -> int:
+        """Bytes of the longest frame with arrays of `rows` rows of this width, as many as a message may have."""
+        return self._arrays * rows * width * self._type.itemsize + FRAMING
 
     def encode(self, message: Message) -> bytes:
         """The frame of a message."""
@@ -95,7 +111,7 @@ class Codec:
         try:
             wire = _DECODER.decode(frame)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise PeerError(f"a frame could not be decoded ({error}); the link is closed.") from None
+            raise PeerError(f"a frame could not be decoded ({str(error)[:200]}); the link is closed.") from None
         if isinstance(wire, _Embeddings):
             return Embeddings(wire.m, wire.position, self._unpack(wire.h, wire.shape))
         if isinstance(wire, _Fill):
@@ -126,12 +142,17 @@ class Codec:
         return tuple(packed)
 
     def _unpack(self, parts: tuple[memoryview, ...], shape: tuple[int, int]) -> tuple[NDArray[np.float32], ...]:
-        """The arrays of a message, each of this shape."""
+        """The arrays of a message, each of this shape; none is built unless their number is right."""
+        if len(parts) > self._arrays:
+            raise PeerError(f"a message has at most {self._arrays} arrays, got {len(parts)}; the link is closed.")
         expected = shape[0] * shape[1] * self._type.itemsize
         arrays: list[NDArray[Any]] = []
         for data in parts:
-            if min(shape) < 0 or max(shape) > MAX_FRAME or len(data) != expected:
-                raise PeerError(f"an array of shape {shape} has {expected} bytes, got {len(data)}; the link is closed.")
+            if min(shape) < 1 or max(shape) > MAX_FRAME or len(data) != expected:
+                raise PeerError(
+                    f"an array has at least one row and one column, and one of shape {shape} has {expected} bytes, "
+                    f"got {len(data)}; the link is closed."
+                )
             arrays.append(np.frombuffer(data, self._type).reshape(shape))
         if not self._half:
             return tuple(arrays)

@@ -11,13 +11,10 @@ from numpy.typing import NDArray
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import PeerError
 from dpzv.methods.rules import DeviceRule
-from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
+from dpzv.protocol.messages import CHUNK, Embeddings, Evaluation, Fill, Release
 from dpzv.protocol.table import gather
 
 __all__ = ["Device"]
-
-CHUNK = 8192
-"""The most records in a `Fill` or `Evaluation` message; it bounds the memory of a whole-table upload."""
 
 
 class Device:

@@ -6,7 +6,10 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-__all__ = ["Embeddings", "Evaluation", "Fill", "Message", "Pending", "Release"]
+__all__ = ["CHUNK", "Embeddings", "Evaluation", "Fill", "Message", "Pending", "Release"]
+
+CHUNK = 8192
+"""The most records in a `Fill` or `Evaluation` message; it bounds the memory of a whole-table upload."""
 
 
 class Fill(Struct, frozen=True):

@@ -64,7 +64,8 @@ def schedules_of(config: Config, plan: PrivacyPlan) -> tuple[BatchSchedule, ...]
 def codec_of(config: Config, m: int, M: int) -> Codec:
     """How the messages of device m, one of M, become bytes."""
     lam = per_device("train.lam", config.train.lam, M)[m - 1]
-    return Codec(config.codec.name, lam, per_record=method_facts(config.train.method).per_record)
+    facts = method_facts(config.train.method)
+    return Codec(config.codec.name, lam, arrays=facts.arrays, per_record=facts.per_record)
 
 
 def accelerator_of(config: Config) -> str:

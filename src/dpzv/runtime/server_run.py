@@ -8,6 +8,8 @@ It is driven by a virtual clock (`simulate.py`), by the arrivals of a network (`
 from __future__ import annotations
 
 import time
+from array import array
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -20,7 +22,7 @@ from dpzv.data.dataset import ServerRecords
 from dpzv.errors import PeerError
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan
-from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending, Release
+from dpzv.protocol.messages import CHUNK, Embeddings, Evaluation, Fill, Pending, Release
 from dpzv.runtime import checkpoint
 from dpzv.runtime.assemble_device import accelerator_of, codec_of, schedules_of
 from dpzv.runtime.assemble_server import make_server
@@ -32,6 +34,10 @@ __all__ = ["Opened", "ServerRun"]
 
 AT_STAKE = 0.02
 """A checkpoint is written when a crash would forfeit this share of a head's steps."""
+
+
+AT_ONCE = 1024
+"""Releases that are read from the ledger at once for a device that has missed some; nothing else happens meanwhile."""
 
 
 class Opened(Struct, frozen=True):
@@ -70,6 +76,8 @@ class ServerRun:
         self.begun = self.evaluation_due = self.checkpoint_due = False
         self._rows: dict[int, int] = {}  # rows of the table that each device has filled so far
         self._filled: set[int] = set()  # devices that have filled all their rows
+        # for each device the rounds of its releases, as far as round `_indexed` of the ledger; see `_rounds_of`
+        self._rounds, self._indexed = [array("q") for _ in range(plan.M)], -1
         self.schedules = schedules_of(config, plan)
         accelerator_of(config)  # refuses one that is not there
         with ExitStack() as stack:
@@ -217,20 +225,43 @@ class ServerRun:
         """Take all head steps of a run without rounds, on the first fill of the table."""
         self.server.train_head(self.gate.head_steps(0))
 
+    def longest_frame(self, m: int, batches: int) -> int:
+        """Bytes of the longest frame that device m may send: a chunk of its fill, or the rows of so many batches."""
+        codec, width = self.codecs[m - 1], self.server.table.widths[m - 1]
+        return codec.longest(max(batches * self.plan.B, CHUNK), width)
+
     def finish(self, tests: list[Evaluation], virtual_seconds: float) -> dict[str, Any]:
         """Fit the final head on the table, and write weights and summary: the run is finished."""
         self.journal.tested = {message.m for message in tests}
         return self.journal.finish(self._test_rows(tests), virtual_seconds)
 
-    def missed(self, m: int, position: int) -> list[Release]:
-        """The releases that device m, whose weights are at `position`, has not applied yet."""
-        found = [Release(t, m, k, Delta) for t, to, k, Delta, _ in self.ledger.released() if to == m]
-        if not 0 <= position <= len(found):
+    def missed(self, m: int, position: int) -> Iterator[Release]:
+        """The releases that device m, whose weights are at `position`, has not applied yet; more may come meanwhile.
+
+        They are read a few at a time, from the first one on: a device that has all of them costs nothing.
+        """
+        rounds = self._rounds_of(m)
+        if not 0 <= position <= len(rounds):
             raise PeerError(
-                f"device {m} is at batch {position}, but was sent {len(found)} releases in this run; its folder is of "
+                f"device {m} is at batch {position}, but was sent {len(rounds)} releases in this run; its folder is of "
                 "another run, or the server's ledger is an old copy: check both."
             )
-        return found[position:]
+        return self._releases(m, position)
+
+    def _releases(self, m: int, position: int) -> Iterator[Release]:
+        while position < len(rounds := self._rounds_of(m)):
+            for t, to, k, Delta, _ in list(self.ledger.released(rounds[position], AT_ONCE)):
+                if to == m:
+                    yield Release(t, m, k, Delta)
+                    position = k + 1
+
+    def _rounds_of(self, m: int) -> array[int]:
+        """The rounds in which device m got its releases, by position."""
+        while self._indexed < self.ledger.last_t:
+            for t, to, *_ in self.ledger.released(self._indexed + 1, AT_ONCE):
+                self._rounds[to - 1].append(t)
+                self._indexed = t
+        return self._rounds[m - 1]
 
     def _test_rows(self, tests: list[Evaluation]) -> torch.Tensor:
         return self.server.evaluation_rows(tests, self.D_test)

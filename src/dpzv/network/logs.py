@@ -1,0 +1,65 @@
+"""How a party's log is written, and that no peer can flood it: short lines, and some a minute about each subject."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import msgspec
+
+__all__ = ["JsonLines", "LimitedLog", "shortened"]
+
+LINES = 10
+"""Lines about one subject in `SECONDS`; those that follow are counted."""
+SECONDS = 60.0
+SUBJECTS = 1000
+"""Subjects that are told apart in one period; what is about a further one is counted with the others."""
+LONGEST_LINE = 1000
+"""Characters of the longest message in a log."""
+
+
+def shortened(text: str, most: int = LONGEST_LINE) -> str:
+    """The text, or its beginning and how much of it is left out."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} characters more)"
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, with a message of at most about 1,000 characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Time, level, who and what."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
+            "level": record.levelname.lower(),
+            "from": record.name,
+            "message": shortened(record.getMessage()),
+        }
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+class LimitedLog:
+    """Logs to `log` from within an event loop; what is too much about a subject is counted, and told once a minute."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._lines: dict[str, int] = {}
+
+    def write(self, level: int, subject: str, text: str) -> None:
+        """Log a line about `subject`, or count it if there were many in the last minute."""
+        if subject not in self._lines and len(self._lines) >= SUBJECTS:
+            subject = "other subjects"
+        if subject not in self._lines:
+            self._lines[subject] = 0
+            asyncio.get_running_loop().call_later(SECONDS, self._count, level, subject)
+        self._lines[subject] += 1
+        if self._lines[subject] <= LINES:
+            self._log.log(level, "%s", shortened(text))
+
+    def _count(self, level: int, subject: str) -> None:
+        """The period of a subject is over: say how many lines were left out."""
+        left_out = self._lines.pop(subject) - LINES
+        if left_out > 0:
+            self._log.log(level, "%d more lines about %s in %g s were left out", left_out, subject, SECONDS)
