@@ -18,8 +18,10 @@ def seed_of(*parts: int | str) -> int:
 
     The text below is a format: parties on different machines must make the same seed from the same name.
     """
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    names = []
+    for part in parts:
+        names.append(f"{type(part).__name__}:{part}")
+    return int.from_bytes(hashlib.blake2b("\x1f".join(names).encode(), digest_size=8).digest(), "big") >> 1
 
 
 def numpy_generator(*parts: int | str) -> np.random.Generator:

@@ -9,10 +9,23 @@ import math
 
 from dpzv.terms import Neighbours
 
-__all__ = ["GRID_BITS", "clip_factor", "outer_product_factor"]
+__all__ = ["GRID_BITS", "MIRRORED", "MOST_SUMMED", "SUM_BITS", "SUM_CHUNK", "clip_factor", "outer_product_factor"]
 
 GRID_BITS = 40
 """The grid on which clipped values are summed has 2^40 steps from 0 to `C`."""
+
+SUM_BITS = 36
+"""The grid to which the float64 sums of heads and starts are rounded has at least 2^36 steps from 0 to the clip."""
+
+SUM_CHUNK = 8192
+"""About how many terms of heads and starts are summed in float64, before the sum is rounded to the grid. One record is
+in one such sum only, so the size of the whole sum does not matter."""
+
+MOST_SUMMED = 1 << 24
+"""The most records whose sum surely fits in 64 bits on that grid, noise included."""
+
+MIRRORED = math.sqrt(2)
+"""An entry beside the diagonal of a symmetric matrix stands there twice: it counts this much in the Frobenius norm."""
 
 
 def clip_factor(neighbours: Neighbours) -> float:

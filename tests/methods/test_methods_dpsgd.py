@@ -9,13 +9,14 @@ import pytest
 import torch
 from scipy import stats
 
+from dpzv.errors import ConfigError
 from dpzv.methods.dpsgd import DPSGD, clipped_gradient_sum
 from dpzv.methods.heads import HeadParts
 from dpzv.methods.steps import Steps
 from dpzv.models.head import Head
 from dpzv.models.losses import per_record_loss
 from dpzv.privacy.head_steps import HeadNoise
-from dpzv.privacy.noise import NoiseSource, SeededNoise
+from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
 from dpzv.terms import Task
 
 N, K, H = 50, 6, 5
@@ -140,6 +141,66 @@ def test_the_divisor_is_the_public_batch_whatever_was_sampled() -> None:
     bound = 4 * C_0 / batch * (N * 0.4 * 0.6 / draws) ** 0.5
     assert norm_of([a - b for a, b in zip(means, expected, strict=True)]) < bound
     assert norm_of(expected) > 3 * bound / 4
+
+
+# --- sums and noise on a grid ---------------------------------------------------------------------
+
+
+def test_with_secret_noise_a_step_is_integers_of_the_grid() -> None:
+    head, rows, y = problem("binary")
+    trial = copy.deepcopy(head).double()
+    for w in trial.parameters():
+        w.data.zero_()
+    rule = private_head(trial, rows, y, ExactNoise(), batch=32, z=2.0, C_0=0.3)
+    rule.move(1, 0.0, rows[:0], y[:0], 1)
+    grid = ExactNoise().grid(0.3) / 32  # eta is 1 and the divisor a power of 2, so that nothing is rounded
+    steps = np.concatenate([w.detach().numpy().ravel() for w in trial.parameters()]) / grid
+    assert np.array_equal(steps, np.rint(steps))
+    assert np.gcd.reduce(steps.astype(np.int64)) == 1
+    assert np.abs(steps).max() > 2**30
+
+
+def test_a_record_is_computed_the_same_whichever_others_are_drawn() -> None:
+    """All records are where the gradient jumps. BLAS treats the last rows of a batch of 7 and of 8 differently."""
+    generator = torch.Generator().manual_seed(0)
+    head, rows = Head(28, 64, 1, generator).double(), torch.randn(1, 28, generator=generator).double().repeat(N, 1)
+    with torch.no_grad():
+        head.hidden.bias.zero_()
+        head.hidden.bias.copy_(-head.hidden(rows)[0])
+    y, C_0 = torch.zeros(N, dtype=torch.long), 1e-3
+    rule = private_head(head, rows, y, ExactNoise(), batch=20, z=2.0, C_0=C_0)
+    sums = {n: rule._sums(np.arange(n)) for n in range(40)}
+    grid = ExactNoise().grid(C_0)
+    for n in range(39):
+        move = norm_of([(a - b).double() * grid for a, b in zip(sums[n + 1], sums[n], strict=True)])
+        assert move <= C_0 * (1 + 1e-6), n
+
+
+def test_rounding_errors_do_not_grow_with_the_number_of_records() -> None:
+    """A record moves the sum of its own range of ids and no other, to the last bit."""
+    D, C_0 = 20_000, 0.5
+    head, _, _ = problem("binary")
+    generator = torch.Generator().manual_seed(1)
+    rows, y = torch.randn(D, K, generator=generator), torch.randint(0, 2, (D,), generator=generator)
+    rule = private_head(head, rows, y, ExactNoise(), batch=D, z=2.0, C_0=C_0)
+    whole, ranges = rule._sums(np.arange(D)), [np.arange(a, min(a + 8192, D)) for a in range(0, D, 8192)]
+    parts = [rule._sums(ids) for ids in ranges]
+    for i, one in enumerate(whole):
+        assert torch.equal(one, sum((part[i] for part in parts), torch.zeros_like(one)))
+    rule._table[3], rule._y[3] = 100.0, 1 - y[3]
+    moved = rule._sums(np.arange(D))
+    assert 0 < norm_of([(a - b).double() for a, b in zip(moved, whole, strict=True)]) * rule._noise.grid <= 2 * C_0
+    for i, one in enumerate(moved):
+        assert torch.equal(one - whole[i], rule._sums(ranges[0])[i] - parts[0][i])
+    exact = clipped_gradient_sum(head, rule._table, rule._y, per_record_loss("binary"), C_0)
+    for a, b in zip(moved, exact, strict=True):
+        assert torch.allclose(a.double() * rule._noise.grid, b, rtol=1e-6, atol=1e-6)
+
+
+def test_sizes_that_the_grid_cannot_hold_are_refused() -> None:
+    with pytest.raises(ConfigError, match="at most 16,777,216 records, got 16,777,217"):
+        HeadNoise(ExactNoise(), D=2**24 + 1, batch=10, z=1.0, C_0=1.0)
+    HeadNoise(SeededNoise(0), D=2**24 + 1, batch=10, z=1.0, C_0=1.0)
 
 
 def test_steps_fall_as_their_schedule_says() -> None:

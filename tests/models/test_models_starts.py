@@ -14,7 +14,8 @@ from hypothesis.extra import numpy as hnp
 from sklearn.decomposition import PCA
 
 from dpzv.errors import ConfigError
-from dpzv.models.starts import dp_pca_start, moment_sensitivity, pca_start, second_moment, set_linear
+from dpzv.models.starts import MatrixNoise, dp_pca_start, moment_sensitivity, pca_start, second_moment, set_linear
+from dpzv.privacy.plan import SUM_SLACK
 
 
 def data(n: int = 3000) -> np.ndarray:
@@ -22,8 +23,8 @@ def data(n: int = 3000) -> np.ndarray:
     return generator.standard_normal((n, 6)) @ generator.standard_normal((6, 6)) + 2.0
 
 
-def zeros(shape: tuple[int, ...]) -> np.ndarray:
-    return np.zeros(shape)
+def zeros(scales: np.ndarray, grid: float) -> np.ndarray:
+    return np.zeros(scales.shape)
 
 
 @pytest.mark.parametrize("kind", ["plain", "private without noise"])
@@ -32,7 +33,7 @@ def test_without_noise_it_is_whitening_by_pca(kind: str) -> None:
     if kind == "plain":
         start = pca_start(x, 4, floor=1e-9)
     else:
-        start = dp_pca_start(x, 4, R=1e6, c=3.0, scale=1.0, gaussian=zeros, floor=1e-9)
+        start = dp_pca_start(x, 4, R=1e6, c=3.0, noise=MatrixNoise(1.0, 0.0, zeros), floor=1e-9)
     ours = x @ start.weight.T + start.bias
     theirs = PCA(4, whiten=True).fit_transform(x) * math.sqrt(len(x) / (len(x) - 1))  # it divides by n - 1
     signs = np.sign((ours * theirs).sum(0))
@@ -77,15 +78,19 @@ def test_noise_has_the_stated_scale_and_is_symmetric() -> None:
     """The matrix that the start is computed from: recovered from the start of a one-record data set."""
     drawn: list[np.ndarray] = []
 
-    def gaussian(shape: tuple[int, ...]) -> np.ndarray:
-        drawn.append(np.random.default_rng(3).standard_normal(shape))
-        return drawn[-1]
+    def gaussian(scales: np.ndarray, grid: float) -> np.ndarray:
+        drawn.append(scales)
+        return scales * np.random.default_rng(3).standard_normal(scales.shape)
 
     x = data()
-    start = dp_pca_start(x, 6, R=1e6, c=1.0, scale=50.0, gaussian=gaussian, floor=1e-9)
+    start = dp_pca_start(x, 6, R=1e6, c=1.0, noise=MatrixNoise(50.0, 0.0, gaussian), floor=1e-9)
     assert [one.shape for one in drawn] == [(28,)]  # the upper triangle of 7 x 7
+    scales = np.zeros((7, 7))
+    scales[np.triu_indices(7)] = drawn[0]
+    assert np.array_equal(np.diag(scales), [50.0] * 7)
+    assert np.array_equal(scales[np.triu_indices(7, 1)], [50.0 / math.sqrt(2)] * 21)
     noise = np.zeros((7, 7))
-    noise[np.triu_indices(7)] = 50.0 * drawn[0]
+    noise[np.triu_indices(7)] = gaussian(drawn[0], 0.0)
     noise = noise + np.triu(noise, 1).T
     moment = second_moment(x, 1e6, 1.0) + noise
     mean = moment[:6, 6] / len(x)
@@ -94,9 +99,40 @@ def test_noise_has_the_stated_scale_and_is_symmetric() -> None:
     np.testing.assert_allclose(start.weight @ mean + start.bias, 0, atol=1e-8)
 
 
+def test_a_start_on_a_grid_follows_from_integers() -> None:
+    """Rounding the matrix changes the start by less than 1e-6; what noise is added to are integers."""
+    x, grid = data(), 2.0**-20
+    seen: list[float] = []
+
+    def nothing(scales: np.ndarray, grid: float) -> np.ndarray:
+        seen.append(grid)
+        return np.zeros(scales.shape, np.int64)
+
+    plain = dp_pca_start(x, 6, R=1e6, c=1.0, noise=MatrixNoise(1.0, 0.0, zeros), floor=1e-9)
+    start = dp_pca_start(x, 6, R=1e6, c=1.0, noise=MatrixNoise(1.0, grid, nothing), floor=1e-9)
+    assert seen == [grid]
+    np.testing.assert_allclose(start.weight, plain.weight, rtol=1e-6, atol=1e-7)
+    moment = second_moment(np.tile(x, (4, 1)), 1e6, 1.0, grid)  # 12,000 rows: two sums in float64
+    assert moment.dtype == np.int64
+    np.testing.assert_allclose(moment * grid, 4 * second_moment(x, 1e6, 1.0), rtol=1e-9, atol=2 * grid)
+    with pytest.raises(ConfigError, match=r"at most 16,777,216 records of fewer than 16,384 columns, got 2 of 16,384"):
+        second_moment(np.zeros((2, 16_384)), 1.0, 1.0, grid)
+
+
+@given(rows, st.floats(0.1, 100), st.floats(0.1, 10))
+def test_scaled_noise_covers_the_scaled_triangle(pair: np.ndarray, R: float, c: float) -> None:
+    """The triangle with off-diagonal entries times sqrt(2), on which the noise is equal, moves by the sensitivity."""
+    upper = np.triu_indices(5)
+    weights = np.where(upper[0] == upper[1], 1.0, math.sqrt(2))
+    grid = 2.0 ** (math.frexp(R**2 + c**2)[1] - 37)
+    first, second = (second_moment(np.vstack([data(20)[:, :4], row[None]]), R, c, grid) for row in pair)
+    moved = np.linalg.norm((first - second)[upper] * weights * grid)
+    assert moved <= moment_sensitivity(R, c, "replace-one") * (1 + SUM_SLACK)
+
+
 def test_the_floor_bounds_what_is_blown_up() -> None:
     x = np.hstack([data(), np.zeros((3000, 2))])
-    start = dp_pca_start(x, 8, R=100.0, c=1.0, scale=1.0, gaussian=lambda s: -np.ones(s), floor=0.04)
+    start = dp_pca_start(x, 8, R=100.0, c=1.0, noise=MatrixNoise(1.0, 0.0, lambda s, grid: -s), floor=0.04)
     assert np.linalg.norm(start.weight, axis=1).max() <= 1 / math.sqrt(0.04) + 1e-9
 
 

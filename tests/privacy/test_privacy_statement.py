@@ -132,7 +132,7 @@ def test_a_sampled_head_is_in_every_figure() -> None:
     assert "25 of at most 100 head steps" in text["Released"]
     assert "q=0.1" in text["Released"]
     assert "integers" in text["Noise"]
-    assert "float64" in text["Noise"]
+    assert "head steps and starts by a Gaussian rounded to integers" in text["Noise"]
     assert found.head_steps == 25
     assert found.covered[:2] == ("every Delta", "head rule dp-sgd")
     # the risk is that of the whole: near a Gaussian with the same epsilon, far above that of the releases alone

@@ -18,17 +18,24 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from dpzv.errors import ConfigError
-from dpzv.sensitivity import outer_product_factor
+from dpzv.sensitivity import MIRRORED, MOST_SUMMED, SUM_CHUNK, outer_product_factor
 from dpzv.terms import Neighbours
 from dpzv.validate import positive
 
-__all__ = ["LinearStart", "dp_pca_start", "moment_sensitivity", "pca_start", "second_moment", "set_linear"]
+__all__ = [
+    "LinearStart",
+    "MatrixNoise",
+    "dp_pca_start",
+    "moment_sensitivity",
+    "pca_start",
+    "second_moment",
+    "set_linear",
+]
 
 Matrix = NDArray[np.float64]
-Gaussian = Callable[[tuple[int, ...]], Matrix]
-"""Independent standard normal numbers of a shape."""
-
-CHUNK = 8192  # records at a time in float64
+MOST_COLUMNS = 1 << 14
+"""The most columns of a private start: rounding its matrix to the grid moves it by a share of 2.4e-7 of one row's part.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,23 @@ class LinearStart:
 
     weight: Matrix
     bias: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixNoise:
+    """Noise for a symmetric matrix: its standard deviation on the diagonal, its grid (0: none), and who draws it.
+
+    ``draw(scales, grid)`` gives independent Gaussian noise with these standard deviations, secret or seeded, as
+    integers of the grid if there is one.
+    """
+
+    scale: float
+    grid: float
+    draw: Callable[[Matrix, float], Matrix | NDArray[np.int64]]
+
+    def largest(self, d: int, n: int) -> float:
+        """About the largest eigenvalue of the noise in the covariance of n records of d features."""
+        return 2 * self.scale / MIRRORED * math.sqrt(d) / n
 
 
 def moment_sensitivity(R: float, c: float, neighbours: Neighbours) -> float:
@@ -48,51 +72,58 @@ def moment_sensitivity(R: float, c: float, neighbours: Neighbours) -> float:
     return (R**2 + c**2) * outer_product_factor(neighbours)
 
 
-def second_moment(x: ArrayLike, R: float, c: float) -> Matrix:
+def second_moment(x: ArrayLike, R: float, c: float, grid: float = 0.0) -> Matrix | NDArray[np.int64]:
     """Sum of outer products of the rows of `x` [n, d], clipped to norm `R` and extended by `c`: [d+1, d+1].
 
-    A row with a non-finite value counts as zeros. `R` may be infinite (no clip).
+    A row with a non-finite value counts as zeros. `R` may be infinite (no clip). With a `grid` the sum over every
+    `SUM_CHUNK` rows is rounded to it, and the result is integers: one row moves one such sum only, so rounding errors
+    do not grow with the number of rows.
     """
     positive("R", R)
     positive("c", c)
     rows = np.asarray(x)
-    total = np.zeros((rows.shape[1] + 1, rows.shape[1] + 1))
-    for start in range(0, len(rows), CHUNK):
-        chunk = rows[start : start + CHUNK].astype(np.float64)
+    if grid and (len(rows) > MOST_SUMMED or rows.shape[1] >= MOST_COLUMNS):
+        raise ConfigError(
+            f"a private start takes at most {MOST_SUMMED:,} records of fewer than {MOST_COLUMNS:,} columns, got "
+            f"{len(rows):,} of {rows.shape[1]:,}; choose another start."
+        )
+    total = np.zeros((rows.shape[1] + 1, rows.shape[1] + 1), np.int64 if grid else np.float64)
+    for start in range(0, len(rows), SUM_CHUNK):
+        chunk = rows[start : start + SUM_CHUNK].astype(np.float64)
         chunk[~np.isfinite(chunk).all(axis=1)] = 0.0
         if math.isfinite(R):
             with np.errstate(over="ignore"):  # a row whose norm overflows becomes zeros
                 chunk *= R / np.maximum(np.linalg.norm(chunk, axis=1, keepdims=True), R)
         extended = np.hstack([chunk, np.full((len(chunk), 1), c)])
-        total += extended.T @ extended
+        products = extended.T @ extended
+        total += np.rint(products / grid).astype(np.int64) if grid else products
     return total
 
 
 def pca_start(x: ArrayLike, embedding: int, *, floor: float) -> LinearStart:
     """Whitened principal components of `x` [n, d] without privacy: nothing clipped, nothing added."""
     rows = np.asarray(x)
-    return _whitening(second_moment(rows, math.inf, 1.0), len(rows), 1.0, embedding, floor)
+    return _whitening(second_moment(rows, math.inf, 1.0).astype(np.float64), len(rows), 1.0, embedding, floor)
 
 
-def dp_pca_start(
-    x: ArrayLike, embedding: int, *, R: float, c: float, scale: float, gaussian: Gaussian, floor: float
-) -> LinearStart:
+def dp_pca_start(x: ArrayLike, embedding: int, *, R: float, c: float, noise: MatrixNoise, floor: float) -> LinearStart:
     """Whitened principal components of `x` [n, d] from its noisy second moments.
 
-    `scale` is the noise's standard deviation in each entry of the symmetric matrix; `mu_start`-GDP needs
-    `moment_sensitivity / mu_start`. `gaussian` draws it: secretly, or seeded for simulation. `floor` is the
-    public least eigenvalue of the covariance.
+    `mu_start`-GDP needs noise of scale `moment_sensitivity / mu_start`. `floor` is the public least eigenvalue of the
+    covariance.
 
-    Formal guarantee: everything returned is computed from the noisy matrix and the public number of records n.
-    The noise is drawn for the upper triangle, whose sensitivity is at most that of the whole matrix.
+    Formal guarantee: everything returned is computed from the noisy upper triangle and the public number of records n.
+    The triangle with its off-diagonal entries times sqrt(2) has the Frobenius norm of the whole matrix, so noise of
+    equal scale on that vector is enough, which is `scale / sqrt(2)` on the entries themselves.
     """
-    rows = np.asarray(x)
-    moment = second_moment(rows, R, c)
+    rows, scale, grid = np.asarray(x), noise.scale, noise.grid
+    moment = second_moment(rows, R, c, grid)
     upper = np.triu_indices(len(moment))
-    noise = np.zeros_like(moment)
-    noise[upper] = scale * gaussian((len(upper[0]),))
-    noise += np.triu(noise, 1).T
-    return _whitening(moment + noise, len(rows), c, embedding, floor)
+    scales = np.where(upper[0] == upper[1], scale, scale / MIRRORED)
+    noisy = np.zeros(moment.shape)
+    noisy[upper] = (moment[upper] + noise.draw(scales, grid)) * (grid or 1.0)
+    noisy += np.triu(noisy, 1).T
+    return _whitening(noisy, len(rows), c, embedding, floor)
 
 
 def set_linear(network: nn.Module, start: LinearStart) -> None:

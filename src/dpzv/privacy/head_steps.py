@@ -19,7 +19,7 @@ from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy.accountant import Composition, compose, fold, gaussian_mu, mu_squared, settle
 from dpzv.privacy.events import Event, Pair, SampledGaussian
 from dpzv.privacy.gdp import mu_of
-from dpzv.sensitivity import clip_factor
+from dpzv.sensitivity import MOST_SUMMED, clip_factor
 from dpzv.terms import HeadRuleName, Neighbours
 
 if TYPE_CHECKING:  # plans are made without numpy, so that calculators start fast
@@ -43,6 +43,9 @@ __all__ = [
 
 LEAST_Z = 0.25
 """A head step never has less noise than this, even where a tiny `q` would let delta_dp pay for it."""
+
+Noise: TypeAlias = "NDArray[np.float64] | NDArray[np.int64]"
+"""Noise for one array of sums."""
 
 NoiseState: TypeAlias = "tuple[NDArray[np.float64], ...]"
 """What the noise of later steps needs to know of earlier steps. Checkpoints store it."""
@@ -94,12 +97,16 @@ def steps_of(events: Sequence[Event]) -> int:
 class HeadNoise:
     """The secret sample and the noise of head steps: `D` records, `batch` of them expected in a sample, clip `C_0`.
 
-    A mechanism whose steps share noise would keep what they share in the state; independent noise needs no state.
+    `grid` is what sums and noise are multiples of with secret noise; it is 0 where both are plain float64 numbers. A
+    mechanism whose steps share noise would keep what they share in the state; independent noise needs no state.
     """
 
     def __init__(self, source: NoiseSource, *, D: int, batch: int, z: float, C_0: float) -> None:
-        self.batch, self.C_0 = batch, C_0
-        self._source, self._D, self._scale = source, D, z * C_0
+        self.D, self.batch, self.C_0 = D, batch, C_0
+        self.grid = source.grid(C_0) if z else 0.0
+        self._source, self._scale = source, z * C_0
+        if self.grid and D > MOST_SUMMED:
+            raise ConfigError(f"a private head sums over at most {MOST_SUMMED:,} records, got {D:,}; use fewer.")
 
     def init(self, shapes: Sequence[tuple[int, ...]]) -> NoiseState:
         """The state before the first step, for sums of these `shapes`."""
@@ -112,16 +119,29 @@ class HeadNoise:
         order of its draws: first the sample, then the noise.
         """
         stream = self._source.generator("head", t, j)
-        return poisson_batch(stream, self._D, self.batch / self._D), stream
+        return poisson_batch(stream, self.D, self.batch / self.D), stream
 
     def update(
         self, state: NoiseState, stream: np.random.Generator, shapes: Sequence[tuple[int, ...]]
-    ) -> tuple[list[NDArray[np.float64]], NoiseState]:
+    ) -> tuple[list[Noise], NoiseState]:
         """What is added to the sums of a step, one array for each of `shapes`, and the state after it."""
         added = []
         for shape in shapes:
-            added.append(self._scale * stream.standard_normal(shape))
+            added.append(self.drawn(stream, shape))
         return added, state
+
+    def drawn(self, stream: np.random.Generator, shape: tuple[int, ...], factor: float = 1.0) -> Noise:
+        """Noise of `factor` times the planned standard deviation: integers in units of `grid`, if there is one.
+
+        Noise on a grid must not be multiplied afterwards: the integers that it then cannot reach would give the sum
+        away.
+        """
+        scale = factor * self._scale
+        if not self.grid:
+            return scale * stream.standard_normal(shape)
+        from dpzv.privacy.rounded_gaussian import rounded_gaussian  # plans are made without numpy
+
+        return rounded_gaussian(scale / self.grid, math.prod(shape), stream).reshape(shape)
 
 
 def poisson_batch(generator: np.random.Generator, D: int, q: float) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ knows can reproduce it. `SeededNoise` is for simulation and tests.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from functools import lru_cache
@@ -16,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpzv.errors import ConfigError
+from dpzv.privacy.rounded_gaussian import rounded_gaussian
 from dpzv.rng import numpy_generator, seed_of
+from dpzv.sensitivity import SUM_BITS
 from dpzv.terms import NoiseSourceName
 
 __all__ = ["ExactNoise", "NoiseSource", "SeededNoise", "Totals"]
@@ -62,8 +65,16 @@ class SeededNoise:
         cell = seed_of(self._seed, "noise", t, m) >> 11
         return np.array([float(totals[0]) * grid / divisor + sigma_dp * _UNIT.inv_cdf((cell + 0.5) / 2.0**52)])
 
+    def grid(self, clip: float) -> float:
+        """0: sums that get simulated noise stay as they are."""
+        return 0.0
+
+    def added(self, scales: NDArray[np.float64], grid: float, *stream: int | str) -> NDArray[np.float64]:
+        """Gaussian noise with these standard deviations."""
+        return scales * self.gaussian(scales.shape, *stream)
+
     def gaussian(self, shape: tuple[int, ...], *stream: int | str) -> NDArray[np.float64]:
-        """Standard normal values of `shape`, for quantities that never leave their process (heads, starts)."""
+        """Standard normal values of `shape`."""
         return numpy_generator(self._seed, "gaussian", *stream).standard_normal(shape)
 
     def generator(self, *stream: int | str) -> np.random.Generator:
@@ -76,8 +87,8 @@ class ExactNoise:
 
     Formal guarantee: `release` adds to every integer of `totals` exact discrete Gaussian noise of scale
     ``sigma_dp * divisor / grid`` and then scales; all floating-point arithmetic is post-processing of that integer.
-    Everything else is float64 from generators keyed by the operating system, never stored, for values that do not
-    leave the process.
+    `added` is Gaussian noise rounded to the same grid as the sums that it is added to (heads, starts). Generators are
+    keyed by the operating system and never stored.
     """
 
     name: NoiseSourceName = "exact"
@@ -119,8 +130,20 @@ class ExactNoise:
             self._ahead, self._of = _discrete_gaussian(scale)([0] * BLOCK), (scale, os.getpid())
         return np.array([self._ahead.pop()], np.int64)
 
+    def grid(self, clip: float) -> float:
+        """The grid to which sums of terms of norm at most `clip` are rounded before `added`: a power of 2."""
+        return math.ldexp(1.0, math.frexp(clip)[1] - 1 - SUM_BITS)
+
+    def added(self, scales: NDArray[np.float64], grid: float, *stream: int | str) -> NDArray[np.int64]:
+        """Gaussian noise with these standard deviations, rounded to integers of `grid`."""
+        found, secret = np.empty(scales.shape, np.int64), self.generator()
+        for scale in np.unique(scales):
+            here = scales == scale
+            found[here] = rounded_gaussian(float(scale) / grid, int(here.sum()), secret)
+        return found
+
     def gaussian(self, shape: tuple[int, ...], *stream: int | str) -> NDArray[np.float64]:
-        """Fresh standard normal values of `shape`; `stream` only names what they are for."""
+        """Fresh standard normal values of `shape`, for embeddings on their way up; `stream` only names their use."""
         return self.generator().standard_normal(shape)
 
     def generator(self, *stream: int | str) -> np.random.Generator:

@@ -35,8 +35,8 @@ __all__ = [
 ]
 
 SUM_SLACK = 1e-6
-"""The noise of heads and starts is larger by this share. Their sums are in float64, so one record can move a sum by
-more than its clip, at worst by a share of 5e-7 (docs/privacy.md)."""
+"""The noise of heads and starts is larger by this share. Their sums are rounded, so one record can move a sum by more
+than its clip, at worst by a share of 4e-7 whatever the size of the sum (docs/privacy.md, Proof 10)."""
 
 MOST_NUMBERS = 1 << 16
 """The widest embedding and the most directions of a batch that a plan allows for.

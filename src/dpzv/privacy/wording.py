@@ -46,7 +46,7 @@ _NEIGHBOURS: dict[Neighbours, str] = {
 }
 _NOISE: dict[NoiseSourceName, str] = {
     "exact": "exact: secret, from the operating system's entropy; releases by the discrete Gaussian on integers, "
-    "head steps, coins and starts in float64",
+    "head steps and starts by a Gaussian rounded to integers",
     "seeded": "seeded: reproducible, so whoever knows the seed can remove it; for simulation only",
 }
 _SPENT = "epsilon about {:.4g}, an estimate below the claim"

@@ -19,7 +19,7 @@ from dpzv.errors import ConfigError, DataError, PrivacyRefused
 from dpzv.models import MODELS, NetworkRequest
 from dpzv.models.head import Head
 from dpzv.models.layers import train_last
-from dpzv.models.starts import LinearStart, dp_pca_start, pca_start, set_linear
+from dpzv.models.starts import LinearStart, MatrixNoise, dp_pca_start, pca_start, set_linear
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan, start_event
 from dpzv.rng import torch_generator
@@ -86,14 +86,15 @@ def _dp_pca(i: int, x: NDArray[Any], embedding: int, R: float, plan: PrivacyPlan
     The name of the noise's stream is a format of seeded runs.
     """
     scale = start_event(plan, i).noise_multiplier * (R**2 + C_START**2)
+    grid = noise.grid(R**2 + C_START**2) if scale else 0.0
+    drawn = MatrixNoise(scale, grid, lambda scales, grid: noise.added(scales, grid, "start", i + 1))
     return dp_pca_start(
         x,
         embedding,
         R=R,
         c=C_START,
-        scale=scale,
-        gaussian=lambda shape: noise.gaussian(shape, "start", i + 1),
-        floor=max(FLOOR, 2 * scale * x.shape[1] ** 0.5 / len(x)),  # smaller eigenvalues are noise
+        noise=drawn,
+        floor=max(FLOOR, drawn.largest(x.shape[1], len(x))),
     )
 
 
