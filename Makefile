@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-PIP := $(BIN)/pip --quiet --disable-pip-version-check install
+PIP := $(BIN)/pip --quiet --disable-pip-version-check install --no-deps
 
 .PHONY: demo example-three-companies test bench soak mutants clean
 
@@ -33,10 +33,15 @@ mutants: $(STAMP)
 $(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit("dpzv needs Python 3.11 or newer, found " + sys.version.split()[0] + "; set PYTHON=python3.x" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(PIP) --require-hashes --no-deps --requirement requirements/build.txt
-	$(PIP) --require-hashes --no-deps --no-build-isolation --requirement requirements/dev.txt
-	$(PIP) --no-deps --no-build-isolation --editable .
-	$(PIP) torch  # where its build has CUDA, the libraries for that, in the versions that the build names
+	$(PIP) --require-hashes --requirement requirements/build.txt
+# pip prefers a file whose hash the index tells; fetched first, a build without CUDA from elsewhere is taken where there is one
+	$(BIN)/pip --quiet --disable-pip-version-check download --no-deps --dest .venv/torch $$(sed -n '1s/ .*//p' requirements/torch.txt)
+	$(PIP) --require-hashes --no-index --find-links .venv/torch --requirement requirements/torch.txt
+	@rm -r .venv/torch
+	$(PIP) --require-hashes --no-build-isolation --requirement requirements/dev.txt
+	$(PIP) --no-build-isolation --editable .
+# where the build has CUDA, the libraries for that, in the versions that the build names
+	$(BIN)/pip --quiet --disable-pip-version-check install torch
 	@touch $(STAMP)
 
 clean:

@@ -2,10 +2,10 @@
 
     python requirements/renew.py
 
-The files list what builds packages from source (`build.txt`), what dpzv needs (`dpzv.txt`), what its Flower engine
-needs besides (`flower.txt`), and everything for developers (`dev.txt`), each with all that this needs in turn. A
-package has the hashes of its wheels for CPython 3.11 and newer on Linux and macOS, and that of its source. They are
-compared at every installation, so that nobody can slip in another file under a known name and version.
+The files list what builds packages from source (`build.txt`), torch alone (`torch.txt`), what dpzv needs (`dpzv.txt`),
+what its Flower engine needs besides (`flower.txt`), and everything for developers (`dev.txt`), each with all that this
+needs in turn. A package has the hashes of its wheels for CPython 3.11 and newer on Linux and macOS, and that of its
+source. They are compared at every installation, so that nobody can slip in another file under a known name and version.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from pip._internal.models.index import PyPI
 HERE = Path(__file__).parent
 FILES = {
     "build": (("setuptools", "wheel"), ""),
-    "dpzv": (("dpzv",), ""),
+    "torch": (("torch",), ""),
+    "dpzv": (("dpzv",), "torch"),
     "flower": (("dpzv[flower]",), "dpzv"),
     "dev": (("dpzv[dev]",), "flower"),
 }
@@ -93,6 +94,8 @@ def main() -> None:
     before: dict[str, str] = {}
     for file, (roots, first) in FILES.items():
         found = {name: version for name, version in sorted(closure(roots).items()) if name not in before}
+        if file == "torch":
+            found = {"torch": found["torch"]}
         before |= found
         with ThreadPoolExecutor(8) as pool:
             listed = list(pool.map(hashes, found, found.values()))
