@@ -17,7 +17,7 @@ from dpzv.data.alignment import Alignment, aligned
 from dpzv.data.dataset import ServerRecords
 from dpzv.data.schedule import holdout
 from dpzv.durable import write_tensors
-from dpzv.errors import DataError, PeerError
+from dpzv.errors import DataError, PeerError, PeerRefused
 from dpzv.network.wire import Rows
 from dpzv.terms import Task
 
@@ -60,7 +60,7 @@ class AlignmentState:
         if not self.complete:
             return m not in self._hashes or hashlib.sha256(self._hashes[m]).hexdigest() != ids_sha256
         if self._digests[m] != ids_sha256:
-            raise PeerError(
+            raise PeerRefused(
                 f"device {m} has other record ids than when this run began; give it the file that it had then, or "
                 "start a new run."
             )
@@ -71,6 +71,11 @@ class AlignmentState:
         if len(hashes) % 16 or self.complete:
             raise PeerError(
                 f"device {m} must send its hashed ids once, 16 bytes each, got {len(hashes)} bytes; its link is closed."
+            )
+        words = np.sort(np.frombuffer(hashes, np.uint64)[::2])  # the halves of two ids are equal by chance 1 in 2^64
+        if again := int(np.count_nonzero(words[1:] == words[:-1])):
+            raise PeerRefused(
+                f"device {m} must name every id once, but {again} of {len(words)} repeat another; keep one row an id."
             )
         self._hashes[m] = hashes
         if len(self._hashes) == self._M:

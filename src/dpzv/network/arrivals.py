@@ -38,7 +38,11 @@ def open_run(config: Config, alignment: AlignmentState, folder: RunFolder) -> Se
     widths = per_device("devices.embedding", config.devices.embedding, M)
     plan = plan_of(config, len(records.y_train), M)
     run = ServerRun(config, records, widths, plan, noise_of(config), folder)
-    run.restore()
+    try:
+        run.restore()
+    except BaseException as error:
+        run.__exit__(type(error), error, error.__traceback__)
+        raise
     return run
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
 from dpzv.declarations import start_facts
-from dpzv.errors import ConfigError, PeerError
+from dpzv.errors import ConfigError, PeerError, PeerRefused
 from dpzv.network.device_folder import DeviceFolder, DeviceState
 from dpzv.network.wire import (
     BATCHES,
@@ -157,7 +157,9 @@ class Conversation:
         """This device as it was trained, for the records that its file holds now."""
         D = self._folder.state().D
         if not D:
-            raise PeerError("this device has no trained weights in its folder, so it cannot take part in predictions.")
+            raise PeerRefused(
+                "this device needs trained weights for a prediction, but its folder has none; give it its folder back."
+            )
         few = self._features.x[:64]  # only the shapes count, since the weights are loaded
         starts = per_device("devices.start", self._config.devices.start, self._M)
         plain = tuple("random" if start_facts(start).reads or start_facts(start).private else start for start in starts)

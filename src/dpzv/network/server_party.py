@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from dpzv.config import Config
-from dpzv.errors import DiskError, DpzvError, PeerError
+from dpzv.errors import DiskError, DpzvError, PeerError, PeerRefused
 from dpzv.network import wire
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.arrivals import Arrivals, Arrived, open_run
@@ -47,23 +47,26 @@ FIRST_WORD_SECONDS = 30.0
 FAREWELL_SECONDS = LONGEST_PAUSE + 10
 """How long the server of a finished run waits for devices that are away, to tell them that it is finished."""
 STOPPING, FINISHED = "the server stops; come back later", "the run is finished"
+UNALIGNED = "the parties' records could not be aligned; the server's log says why."
 
 
 async def greet(stream: Stream, config: Config) -> tuple[int, wire.Hello]:
     """The number of the device at the other end and its hello; refuses strangers and other configurations."""
     name, names = stream.peer_name, config.network.devices
     if name not in names:
-        raise PeerError(f"'{name}' is not a device of this run, which has {', '.join(names)}; its link is closed.")
-    hello = wire.unpack(None, await next_frame(stream, FIRST_WORD_SECONDS))
+        raise PeerRefused(f"'{name}' is not a device of this run, which has {', '.join(names)}; its link is closed.")
+    frame = await next_frame(stream, FIRST_WORD_SECONDS)
+    protocol = wire.protocol_of(frame)
+    if protocol not in (None, wire.PROTOCOL):
+        raise PeerRefused(
+            f"'{name}' speaks protocol {protocol}, this server speaks {wire.PROTOCOL} (dpzv {VERSION}); install the "
+            "same version."
+        )
+    hello = wire.unpack(None, frame)
     if not isinstance(hello, wire.Hello):
         raise PeerError(f"'{name}' must say hello first, got {type(hello).__name__}; its link is closed.")
-    if hello.protocol != wire.PROTOCOL:
-        raise PeerError(
-            f"'{name}' speaks protocol {hello.protocol} (dpzv {wire.shown(hello.version)}), this server speaks "
-            f"{wire.PROTOCOL} (dpzv {VERSION}); install the same version."
-        )
     if hello.config_hash != wire.agreed_hash(config):
-        raise PeerError(f"'{name}' has another run configuration than the server; give all parties the same file.")
+        raise PeerRefused(f"'{name}' has another run configuration than the server; give all parties the same file.")
     return names.index(name) + 1, hello
 
 
@@ -89,7 +92,9 @@ class ServerParty:
         self._arrivals: Arrivals | None = None
         self._aligned = asyncio.Event()
         self._stopping = self._finished = self._closing = False
+        self._unaligned = False  # whether the parties share too few records for a run
         self._failure: DpzvError | None = None
+        self._refused: dict[int, str] = {}  # by device: why it was refused for good when it came last
         self._told: set[int] = set()  # devices that know that the run is finished, and have kept their weights
 
     async def run(self, listener: Listener) -> dict[str, Any] | None:
@@ -127,8 +132,9 @@ class ServerParty:
                     raise self._failure
                 return summary
         finally:
+            reason, refused = (UNALIGNED, True) if self._unaligned else (STOPPING, False)
             for peer in list(self._peers.here.values()):
-                await peer.close(STOPPING)
+                await peer.close(reason, refused=refused)
             await listener.stop(2)
             watching.cancel()
             write_status(self._folder.path, self.status())
@@ -217,16 +223,13 @@ class ServerParty:
             peer = await self._peers.attach(m, stream)
             LOG.info("device %d (%s) is here", m, self._names[m - 1])
             await self._introduce(peer, hello)
+            self._refused.pop(m, None)
             if self._finished:
                 await peer.close(FINISHED, final=True)
             await self._listen_to(peer, stream)
             self._goodbye(peer, await last_word(stream))
         except PeerError as error:
-            LOG.warning("%s", error)
-            refused = peer or Peer(0, stream)
-            await refused.close(str(error))
-            self._peers.detach(refused)
-            self._goodbye(refused, await last_word(stream))
+            await self._refuse(peer or Peer(0, stream), error)
         except LinkLost as error:
             if peer is None or not peer.closed.is_set():
                 who = f"device {peer.m}" if peer else "a peer that had not said hello"
@@ -234,6 +237,16 @@ class ServerParty:
         finally:
             if peer is not None:
                 self._peers.detach(peer)
+
+    async def _refuse(self, peer: Peer, error: PeerError) -> None:
+        """Close a link with the reason; after a refusal for good the device ends, else it may come back."""
+        permanent, stream = isinstance(error, PeerRefused), peer.stream
+        LOG.log(logging.ERROR if permanent else logging.WARNING, "%s", error)
+        if permanent and stream.peer_name in self._names:
+            self._refused[self._names.index(stream.peer_name) + 1] = str(error)
+        await peer.close(str(error), refused=permanent)
+        self._peers.detach(peer)
+        self._goodbye(peer, await last_word(stream))
 
     async def _introduce(self, peer: Peer, hello: wire.Hello) -> None:
         """Tell a device its number, align its records, and send it the releases that it has missed."""
@@ -251,7 +264,9 @@ class ServerParty:
                 raise PeerError(STOPPING) from None
             except DpzvError as error:  # the reason counts records, which only the server's operator may see
                 LOG.error("%s", error)
-                raise PeerError("the parties' records could not be aligned; the server's log says why.") from None
+                self._unaligned = True
+                self._end(error)
+                raise PeerRefused(UNALIGNED) from None
             self._peers.changed.set()
         await self._aligned.wait()
         run = self._run

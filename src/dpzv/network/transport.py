@@ -130,11 +130,11 @@ class Peer:
         """Send a control message, unless the device is gone."""
         await self.send(pack(control))
 
-    async def close(self, reason: str, *, final: bool = False) -> None:
-        """Say goodbye with the reason, and send nothing more."""
+    async def close(self, reason: str, *, final: bool = False, refused: bool = False) -> None:
+        """Say goodbye with the reason, and send nothing more; `Stop` says what the rest means."""
         with suppress(TimeoutError):
             async with asyncio.timeout(5):
-                await self.tell(Stop(reason, final))
+                await self.tell(Stop(reason, final, refused))
         self.closed.set()
 
 

@@ -41,12 +41,16 @@ __all__ = [
     "pack",
     "pack_message",
     "pack_release",
+    "protocol_of",
     "shown",
     "unpack",
 ]
 
 MAX_CONTROL = 1 << 24
 """The most bytes of a control message that is not `Ids` or `Rows`: a request to predict two million records."""
+
+MAX_HELLO = 1 << 14
+"""The most bytes of a hello of any version."""
 
 PART = 1 << 18
 """Bytes of the longest frame that every transport sends in one piece; a longer one may go in parts."""
@@ -128,10 +132,14 @@ class Done(_Control, frozen=True, tag="done"):
 
 
 class Stop(_Control, frozen=True, tag="stop"):
-    """Either way: the goodbye. A stream that ends without it ended by accident. `final`: do not come back."""
+    """Either way: the goodbye. A stream that ends without it ended by accident.
+
+    `final`: the run is over, do not come back. `refused`: do not come back as you are, since the answer stays the same.
+    """
 
     reason: str
     final: bool
+    refused: bool = False
 
 
 class Receipted(msgspec.Struct, frozen=True):
@@ -160,6 +168,21 @@ def pack_message(codec: Codec, message: Message) -> bytes:
 def pack_release(codec: Codec, release: Release, receipt: bytes) -> bytes:
     """The frame of a release with its receipt."""
     return RELEASE + receipt + codec.encode(release)
+
+
+def protocol_of(frame: bytes) -> int | None:
+    """The protocol that a hello of any version names, and `None` if the frame is no hello.
+
+    All versions begin a hello with its tag, the version and the protocol, in this order.
+    """
+    if len(frame) > MAX_HELLO or frame[:1] != CONTROL:
+        return None
+    try:
+        words = msgspec.msgpack.decode(memoryview(frame)[1:])
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    hello = isinstance(words, list) and len(words) > 2 and words[0] == "hello" and isinstance(words[2], int)
+    return int(words[2]) if hello else None
 
 
 def unpack(codec: Codec | None, frame: bytes) -> Control | Message | Receipted:
@@ -192,9 +215,9 @@ def agreed_hash(config: Config) -> str:
     return hashlib.sha256(configuration.render(agreed(config)).encode()).hexdigest()
 
 
-def shown(text: str) -> str:
-    """A peer's own words, fit for a log: short, on one line."""
-    return repr(text[:200])
+def shown(text: str, most: int = 200) -> str:
+    """A peer's own words, fit for a log: at most so many characters, on one line."""
+    return repr(text[:most])
 
 
 def hello(config: Config, run_id: str, position: int, hashes: bytes, *, t: int = 0, receipt: bytes = b"") -> Hello:
