@@ -55,6 +55,11 @@ class AlignmentState:
         """Whether the shared records are known."""
         return bool(self._rows)
 
+    @property
+    def missing(self) -> list[int]:
+        """The devices that have not sent their ids."""
+        return [] if self.complete else [m for m in range(1, self._M + 1) if m not in self._hashes]
+
     def needs(self, m: int, ids_sha256: str) -> bool:
         """Whether device m must send its ids; raises `PeerError` if they are not those the run began with."""
         if not self.complete:

@@ -16,6 +16,7 @@ from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data import party_records as records
 from dpzv.data.alignment import keyed
+from dpzv.durable import holding
 from dpzv.errors import ConfigError, DataError
 from dpzv.network.alignment_state import LabelRecords
 from dpzv.network.device_conversation import FeatureRecords
@@ -108,17 +109,26 @@ async def serve(own: Party, folder: RunFolder, started: Callable[[ServerParty], 
 
     The server of a finished run listens again only if a device has not heard of its end.
     """
-    if folder.finished and all(device.told for device in read_status(folder.path).devices):
+    if folder.finished and _all_told(folder.path):
         return folder.read_summary()
-    server = ServerParty(own.config, own.labels(), folder)
-    started(server)
-    metrics = await serve_metrics(own.file.metrics, server.status) if own.file.metrics else None
+    with holding(folder.path, "the folder of a server's run"):
+        server = ServerParty(own.config, own.labels(), folder)
+        started(server)
+        metrics = await serve_metrics(own.file.metrics, server.status) if own.file.metrics else None
+        try:
+            with refusals_logged():
+                return await server.run(own.listener())
+        finally:
+            if metrics is not None:
+                metrics.close()
+
+
+def _all_told(path: Path) -> bool:
+    """Whether every device is known to have heard of the run's end; not if the status is lost or damaged."""
     try:
-        with refusals_logged():
-            return await server.run(own.listener())
-    finally:
-        if metrics is not None:
-            metrics.close()
+        return all(device.told for device in read_status(path).devices)
+    except (ConfigError, DataError):
+        return False
 
 
 class JsonLines(logging.Formatter):

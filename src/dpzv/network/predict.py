@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dpzv.config import Config, per_device
 from dpzv.errors import DataError, PeerError, PeerRefused
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
-from dpzv.network.server_party import greet, hashed_ids
+from dpzv.network.greeting import greet, hashed_ids
 from dpzv.network.transport import LinkLost, Listener, Peer, Stream, last_word, next_frame
 from dpzv.network.wire import Ask, Done, Hello, Welcome, unpack
 from dpzv.privacy.statement import read_ledger

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from dpzv.config import Config
@@ -19,8 +18,9 @@ from dpzv.errors import DiskError, DpzvError, PeerError, PeerRefused
 from dpzv.network import wire
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.arrivals import Arrivals, Arrived, open_run
+from dpzv.network.greeting import greet, hashed_ids
 from dpzv.network.returning import ROLLED_BACK, check_return
-from dpzv.network.status import DeviceStatus, Status, write_status
+from dpzv.network.status import DeviceStatus, Status, keep_status, notify_supervisor, status_of, write_status
 from dpzv.network.transport import (
     GOODBYE_SECONDS,
     LONGEST_PAUSE,
@@ -30,53 +30,18 @@ from dpzv.network.transport import (
     Peers,
     Stream,
     last_word,
-    next_frame,
 )
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.server_run import ServerRun
-from dpzv.version import VERSION
 
-__all__ = ["ServerParty", "greet", "hashed_ids"]
+__all__ = ["ServerParty"]
 
 LOG = logging.getLogger("dpzv.server")
-IDS_SECONDS = 600.0
-"""How long a device may take to send its ids; this is enough for a million of them over a slow line."""
-FIRST_WORD_SECONDS = 30.0
-"""How long a new connection may stay silent."""
 FAREWELL_SECONDS = LONGEST_PAUSE + 10
 """How long the server of a finished run waits for devices that are away, to tell them that it is finished."""
 STOPPING, FINISHED = "the server stops; come back later", "the run is finished"
 UNALIGNED = "the parties' records could not be aligned; the server's log says why."
-
-
-async def greet(stream: Stream, config: Config) -> tuple[int, wire.Hello]:
-    """The number of the device at the other end and its hello; refuses strangers and other configurations."""
-    name, names = stream.peer_name, config.network.devices
-    if name not in names:
-        raise PeerRefused(f"'{name}' is not a device of this run, which has {', '.join(names)}; its link is closed.")
-    frame = await next_frame(stream, FIRST_WORD_SECONDS)
-    protocol = wire.protocol_of(frame)
-    if protocol not in (None, wire.PROTOCOL):
-        raise PeerRefused(
-            f"'{name}' speaks protocol {protocol}, this server speaks {wire.PROTOCOL} (dpzv {VERSION}); install the "
-            "same version."
-        )
-    hello = wire.unpack(None, frame)
-    if not isinstance(hello, wire.Hello):
-        raise PeerError(f"'{name}' must say hello first, got {type(hello).__name__}; its link is closed.")
-    if hello.config_hash != wire.agreed_hash(config):
-        raise PeerRefused(f"'{name}' has another run configuration than the server; give all parties the same file.")
-    return names.index(name) + 1, hello
-
-
-async def hashed_ids(peer: Peer) -> bytes:
-    """The hashed ids of a device that has been asked for them."""
-    ids = wire.unpack(None, await next_frame(peer.stream, IDS_SECONDS))
-    if isinstance(ids, wire.Ids) and len(ids.hashes) % 16 == 0:
-        return ids.hashes
-    got = f"{len(ids.hashes)} bytes" if isinstance(ids, wire.Ids) else type(ids).__name__
-    raise PeerError(f"device {peer.m} must send its hashed ids, 16 bytes each, got {got}; its link is closed.")
 
 
 class ServerParty:
@@ -101,7 +66,8 @@ class ServerParty:
         """Listen, train to the end and return the summary, or `None` if stopped before (it can be started again)."""
         await listener.start(self._talk)
         LOG.info("listening on %s for %s", listener.address, ", ".join(self._names))
-        watching = asyncio.create_task(self._keep_status())
+        notify_supervisor("READY=1")
+        watching = asyncio.create_task(keep_status(self._folder.path, self.status))
         try:
             with ExitStack() as stack:
                 stack.callback(setattr, self, "_closing", True)  # no device may be heard once the ledger is closed
@@ -132,12 +98,14 @@ class ServerParty:
                     raise self._failure
                 return summary
         finally:
+            notify_supervisor("STOPPING=1")
             reason, refused = (UNALIGNED, True) if self._unaligned else (STOPPING, False)
             for peer in list(self._peers.here.values()):
                 await peer.close(reason, refused=refused)
             await listener.stop(2)
             watching.cancel()
-            write_status(self._folder.path, self.status())
+            with suppress(DiskError):  # the run's own error, if there is one, must not be hidden by this
+                write_status(self._folder.path, self.status())
 
     async def _farewell(self) -> None:
         """Tell the devices that are here that the run is finished, and hear their goodbyes.
@@ -167,19 +135,31 @@ class ServerParty:
     def status(self) -> Status:
         """Where the run is, for its operator."""
         run, here = self._run, self._peers.here
-        if run is None:
-            devices = tuple(DeviceStatus(name, m in here, 0, 0) for m, name in enumerate(self._names, 1))
-            return Status(time.time(), "waiting for the parties", 0, 0, 0, 0, None, None, 0.0, devices)
-        server, seen = run.server, run.journal.snapshot("")
-        end = "finished" if self._folder.finished else "final head"
-        stage = end if self._finished else "rounds" if run.begun else "filling the table"
+        stage = "waiting for the parties" if run is None else "rounds" if run.begun else "filling the table"
+        if self._finished:
+            stage = "finished" if self._folder.finished else "final head"
+        figures = [(0, 0)] * len(self._names)
+        if run is not None:
+            figures = [(k, run.server.t - t) for k, t in zip(run.server.positions, run.server.times, strict=True)]
         devices = tuple(
-            DeviceStatus(name, m in here, server.positions[m - 1], server.t - server.times[m - 1], m in self._told)
+            DeviceStatus(name, m in here, *figures[m - 1], m in self._told, self._refused.get(m, ""))
             for m, name in enumerate(self._names, 1)
         )
-        spent, epsilon = (seen.epsilon_spent, seen.epsilon) if math.isfinite(seen.epsilon) else (None, None)
-        up, down, delay = run.journal.meter.bytes_up, run.journal.meter.bytes_down, server.delays.mean
-        return Status(time.time(), stage, server.t, seen.T, up, down, spent, epsilon, delay, devices)
+        return status_of(run, stage, self._waits(), devices)
+
+    def _waits(self) -> str:
+        """Who or what the run waits for now; empty if for nothing."""
+        run, arrivals, M = self._run, self._arrivals, len(self._names)
+        what, who = "the ids of", self._alignment.missing
+        if run is not None and arrivals is not None:
+            what, who = "test embeddings of", sorted(arrivals.evaluations.awaited)
+            if self._finished:
+                what, who = "the end to be heard by", [m for m in range(1, M + 1) if m not in self._told]
+            elif not run.ready:
+                what, who = "the first embeddings of", [m for m in range(1, M + 1) if run.needs_fill(m)]
+            elif run.begun and not who:
+                what, who = "a batch of", arrivals.awaited
+        return f"{what} {', '.join(self._names[m - 1] for m in who)}" if who else ""
 
     def stop(self) -> None:
         """End after the current round; everything up to then is kept."""
@@ -345,8 +325,3 @@ class ServerParty:
         if stop.final and self._finished:
             self._told.add(peer.m)
             self._peers.changed.set()
-
-    async def _keep_status(self) -> None:
-        while True:
-            write_status(self._folder.path, self.status())
-            await asyncio.sleep(1)
