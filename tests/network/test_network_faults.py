@@ -16,7 +16,7 @@ from town import Town, town
 from dpzv.config import Config
 from dpzv.errors import DataError, PeerRefused
 from dpzv.network import wire
-from dpzv.network.device_conversation import FeatureRecords
+from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.transport import LinkLost, Stream
 from dpzv.network.wire import hello, pack

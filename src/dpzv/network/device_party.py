@@ -16,8 +16,9 @@ from typing import Any
 
 from dpzv.config import Config
 from dpzv.errors import ConfigError, DataError, PeerError, PeerRefused
-from dpzv.network.device_conversation import Conversation, FeatureRecords
+from dpzv.network.device_conversation import Conversation
 from dpzv.network.device_folder import DeviceFolder
+from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.transport import GOODBYE_SECONDS, LONGEST_PAUSE, Connector, LinkLost, Stream, last_word
 from dpzv.network.wire import Stop, pack, shown, unpack
 
@@ -50,6 +51,7 @@ class DeviceParty:
         refused. Raises `PeerRefused` if the server will not have this device as it is.
         """
         with self._folder.held():
+            self.conversation.check()
             await self._keep_connected(connector, stay=stay)
 
     async def _keep_connected(self, connector: Connector, *, stay: bool) -> None:

@@ -16,10 +16,9 @@ from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data import party_records as records
 from dpzv.data.alignment import keyed
-from dpzv.durable import holding
 from dpzv.errors import ConfigError, DataError
 from dpzv.network.alignment_state import LabelRecords
-from dpzv.network.device_conversation import FeatureRecords
+from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.grpc_transport import GrpcConnector, GrpcListener, refusals_logged
 from dpzv.network.keyfiles import Credentials, own_name, read_alignment_key
 from dpzv.network.server_party import ServerParty
@@ -56,14 +55,14 @@ class Party(msgspec.Struct, frozen=True):
 
     def hashed(self, ids: Sequence[str]) -> NDArray[np.uint8]:
         """Record ids as the parties compare them."""
-        return keyed(ids, read_alignment_key(self.credentials.ca.with_name("alignment.key")))
+        return keyed(ids, self._key())
 
     def features(self) -> FeatureRecords:
         """A device's own records."""
         if self.data.features is None:
             raise ConfigError("a device needs features, got none; add [data.features] to its file.")
         table = records.read_features(self.data.features)
-        return FeatureRecords(self.hashed(table.ids), table.x)
+        return FeatureRecords(self.hashed(table.ids), table.x, self.data.features.columns, self._key())
 
     def labels(self) -> LabelRecords:
         """The server's own records."""
@@ -72,7 +71,11 @@ class Party(msgspec.Struct, frozen=True):
             raise ConfigError("the server needs labels, got none; add [data.labels] to its file.")
         table = records.read_labels(asked)
         n_classes, name = len(asked.classes or ()), Path(asked.file).stem
-        return LabelRecords(self.hashed(table.ids), table.y, asked.task, n_classes, name)
+        meaning = {key: repr(getattr(asked, key)) for key in ("label", "task", "classes", "low", "high")}
+        return LabelRecords(self.hashed(table.ids), table.y, asked.task, n_classes, name, meaning)
+
+    def _key(self) -> bytes:
+        return read_alignment_key(self.credentials.ca.with_name("alignment.key"))
 
     def listener(self) -> GrpcListener:
         """Where the server is reached."""
@@ -111,7 +114,7 @@ async def serve(own: Party, folder: RunFolder, started: Callable[[ServerParty], 
     """
     if folder.finished and _all_told(folder.path):
         return folder.read_summary()
-    with holding(folder.path, "the folder of a server's run"):
+    with folder.held():
         server = ServerParty(own.config, own.labels(), folder)
         started(server)
         metrics = await serve_metrics(own.file.metrics, server.status) if own.file.metrics else None

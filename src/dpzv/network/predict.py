@@ -50,8 +50,8 @@ class Predictor:
             raise DataError(f"{folder.path} holds no finished run; train it to its end first.")
         self._config, self._names = config, config.network.devices
         self._ids, self._hashed = wanted, asyncio.Event()
-        # this raises if the server's records are not those of the run
-        AlignmentState(folder.path, labels, len(self._names), config.data.holdout, 1)
+        # this raises if the server's records, or what its labels mean, are not those of the run
+        self._alignment = AlignmentState(folder.path, labels, len(self._names), config.data.holdout, 1)
         self._ledger = read_ledger(folder.path)
         widths = per_device("devices.embedding", config.devices.embedding, len(self._names))
         self._offsets = np.cumsum([0, *widths])
@@ -95,6 +95,7 @@ class Predictor:
             m, hello = await greet(stream, self._config)
             peer = Peer(m, stream)
             self._check_weights(m, hello)
+            self._alignment.check_encoding(m, hello.digests)
             await self._ask(peer)
             self._left.discard(peer.m)
             await peer.close("the embeddings are here", final=True)

@@ -231,7 +231,10 @@ class ServerParty:
     async def _introduce(self, peer: Peer, hello: wire.Hello) -> None:
         """Tell a device its number, align its records, and send it the releases that it has missed."""
         m = peer.m
+        if self._folder.finished and await self._knows_the_end(m, hello):
+            return
         needs = self._alignment.needs(m, hello.ids_sha256)
+        self._alignment.bind(m, hello.digests)
         await peer.tell(wire.Welcome(m, "", "train", needs))
         if needs:
             hashes = await hashed_ids(peer)
@@ -269,6 +272,12 @@ class ServerParty:
             await peer.tell(wire.Ask("fill", start=run.filled_to(m, again=bool(hello.run_id))))
         elif run.begun and not self._finished:
             await peer.tell(wire.Ask("rounds"))
+
+    async def _knows_the_end(self, m: int, hello: wire.Hello) -> bool:
+        """Whether a device has the weights at the end of a finished run; its file may then hold other records."""
+        await self._aligned.wait()
+        assert self._run is not None
+        return (hello.run_id, hello.position) == (self._run.ledger.run_id, self._run.server.positions[m - 1])
 
     async def _listen_to(self, peer: Peer, stream: Stream) -> None:
         """Take what a device sends until it says goodbye."""

@@ -14,6 +14,7 @@ import msgspec
 from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.errors import PeerError
+from dpzv.network.feature_records import Digests
 from dpzv.privacy.receipts import RECEIPT_BYTES
 from dpzv.protocol.codec import MAX_FRAME, Codec
 from dpzv.protocol.messages import Message, Release
@@ -66,6 +67,10 @@ PROTOCOL = 2
 """Parties that speak another number refuse each other."""
 
 
+NOTHING = Digests()
+"""The digests of a device that says nothing of its encoding and records."""
+
+
 class _Control(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The order of the fields and the tags of what follows are the format of the wire; a change raises `PROTOCOL`."""
 
@@ -75,7 +80,7 @@ class Hello(_Control, frozen=True, tag="hello"):
 
     `run_id` is that of the run its weights belong to; empty if it has none yet. `t` and `receipt` are those of the last
     release in its weights; 0 and empty if there is none. `ids_sha256` names its list of hashed ids, so that a changed
-    file is noticed.
+    file is noticed, and `digests` what its weights mean: its encoding and its records.
     """
 
     version: str
@@ -86,6 +91,7 @@ class Hello(_Control, frozen=True, tag="hello"):
     t: int
     receipt: Annotated[bytes, msgspec.Meta(max_length=RECEIPT_BYTES)]
     ids_sha256: str
+    digests: Digests = NOTHING
 
 
 class Welcome(_Control, frozen=True, tag="welcome"):
@@ -220,7 +226,16 @@ def shown(text: str, most: int = 200) -> str:
     return repr(text[:most])
 
 
-def hello(config: Config, run_id: str, position: int, hashes: bytes, *, t: int = 0, receipt: bytes = b"") -> Hello:
+def hello(
+    config: Config,
+    run_id: str,
+    position: int,
+    hashes: bytes,
+    digests: Digests = NOTHING,
+    *,
+    t: int = 0,
+    receipt: bytes = b"",
+) -> Hello:
     """What a device says first."""
     ids_sha256 = hashlib.sha256(hashes).hexdigest()
-    return Hello(VERSION, PROTOCOL, agreed_hash(config), run_id, position, t, receipt, ids_sha256)
+    return Hello(VERSION, PROTOCOL, agreed_hash(config), run_id, position, t, receipt, ids_sha256, digests)
