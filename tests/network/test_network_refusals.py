@@ -69,7 +69,7 @@ async def said(
     m, D, D_test = NAMES.index(name) + 1, 0, 0
     hashes = parties.features[m - 1].hashes.tobytes()
     async with listener.connector(name).connect() as stream:
-        await stream.write(pack(hello(config, "", 0, hashes)))
+        await stream.write(pack(hello(config, "", 0, hashes, parties.features[m - 1].digests())))
         while True:
             message = unpack(CODEC, await next_frame(stream, 30))
             if isinstance(message, Stop):
