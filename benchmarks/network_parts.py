@@ -20,8 +20,9 @@ from dpzv.methods import dpzv, rules
 from dpzv.methods.heads import Frozen
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.arrivals import open_run
-from dpzv.network.device_conversation import Conversation, FeatureRecords
+from dpzv.network.device_conversation import Conversation
 from dpzv.network.device_folder import DeviceFolder
+from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.wire import Rows, pack_message, pack_release, unpack
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Embeddings, Pending, Release

@@ -42,9 +42,9 @@ from benchmarks.network_parts import (
 )
 from dpzv import config as configuration
 from dpzv.network.arrivals import Arrivals
-from dpzv.network.device_conversation import FeatureRecords
 from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.device_party import DeviceParty
+from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.grpc_transport import GrpcConnector, GrpcListener, GrpcStream
 from dpzv.network.keyfiles import Credentials, create_authority, issue_party
 from dpzv.network.server_party import ServerParty

@@ -31,8 +31,8 @@ from dpzv.config import Config
 from dpzv.data.alignment import keyed
 from dpzv.models.losses import predictions
 from dpzv.network.alignment_state import LabelRecords
-from dpzv.network.device_conversation import FeatureRecords
 from dpzv.network.device_party import DeviceParty
+from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.grpc_transport import GrpcConnector, GrpcListener
 from dpzv.network.keyfiles import Credentials, create_authority, issue_party
 from dpzv.network.predict import Predictor

@@ -143,7 +143,9 @@ class NetworkSection(Section, frozen=True):
 
     devices: tuple[str, ...] = ()  # the names in their certificates; the first is device 1
     order: Literal["arrival", "turns"] = "arrival"  # turns: in the order of their numbers; equal shares with both
-    max_delay: int = 0  # rounds that a device may be behind before the others wait for it; 0: any
+    # rounds that a device may be behind before the others wait for it, 0: any; with 100 one of four devices may take 30
+    # times as long as the others, and one that is away for good is seen
+    max_delay: int = 100
     late: Literal["wait", "stop"] = "wait"  # what happens when a device stays away longer than `patience`
     patience: float = 3600.0  # s that a run waits for a device it cannot go on without
 

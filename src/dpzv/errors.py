@@ -5,6 +5,7 @@
     ├── DataError           3   data missing or corrupt
     ├── PrivacyRefused      4   budget, uncovered rule or ledger
     ├── PeerError           5   a peer or the network
+    │   └── PeerRefused     5   a refusal that stays the same however often the peer comes back
     └── DiskError           6   the disk is full or not writable
 
 A message is one sentence: what was expected, what came, what to do.
@@ -12,7 +13,7 @@ A message is one sentence: what was expected, what came, what to do.
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "DataError", "DiskError", "DpzvError", "PeerError", "PrivacyRefused"]
+__all__ = ["ConfigError", "DataError", "DiskError", "DpzvError", "PeerError", "PeerRefused", "PrivacyRefused"]
 
 
 class DpzvError(Exception):
@@ -43,6 +44,10 @@ class PeerError(DpzvError):
     """A peer broke the protocol; the message names the peer and the reason."""
 
     exit_code = 5
+
+
+class PeerRefused(PeerError):
+    """A peer does not fit this run; its operator must change something, so it ends instead of coming back."""
 
 
 class DiskError(DpzvError):

@@ -20,8 +20,8 @@ from dpzv.data.alignment import aligned, keyed
 from dpzv.data.dataset import Dataset, Records, from_arrays
 from dpzv.data.schedule import holdout
 from dpzv.network.alignment_state import LabelRecords
-from dpzv.network.device_conversation import FeatureRecords
 from dpzv.network.device_party import DeviceParty
+from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.grpc_transport import GrpcConnector, GrpcListener
 from dpzv.network.keyfiles import Credentials, create_authority, issue_party, read_alignment_key
 from dpzv.network.memory_transport import MemoryListener

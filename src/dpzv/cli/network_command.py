@@ -24,7 +24,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Log warnings and errors on
 
 def server(
     party: PartyFile,
-    status: Annotated[bool, typer.Option("--status", help="Show where the run is, and exit.")] = False,
+    status: Annotated[
+        bool, typer.Option("--status", help="Show where the run is; exit code 5 if the server does not run.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary or the status as JSON.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -41,7 +43,7 @@ def server(
     if status:
         found = read_status(own.out)
         typer.echo(msgspec.json.encode(found).decode() if json else "\n".join(found.lines()))
-        return
+        raise typer.Exit(0 if found.healthy else 5)
     if not own.file.listen:
         raise ConfigError(f"{party} is a device's file (it has `server`); run `dpzv device {party}`.")
     _log(quiet)

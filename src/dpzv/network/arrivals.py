@@ -30,6 +30,8 @@ from dpzv.runtime.server_run import Opened, ServerRun
 __all__ = ["Arrivals", "Arrived", "open_run"]
 
 LOG = logging.getLogger("dpzv.server")
+NOTICE_SECONDS = 60.0
+"""When a round has waited so long for a device, the log says so."""
 
 
 def open_run(config: Config, alignment: AlignmentState, folder: RunFolder) -> ServerRun:
@@ -38,7 +40,11 @@ def open_run(config: Config, alignment: AlignmentState, folder: RunFolder) -> Se
     widths = per_device("devices.embedding", config.devices.embedding, M)
     plan = plan_of(config, len(records.y_train), M)
     run = ServerRun(config, records, widths, plan, noise_of(config), folder)
-    run.restore()
+    try:
+        run.restore()
+    except BaseException as error:
+        run.__exit__(type(error), error, error.__traceback__)
+        raise
     return run
 
 
@@ -63,6 +69,7 @@ class Arrivals:
         self._zeroed = list(run.server.zeroed)  # rows beyond the bound that the log has told of
         self._open = False  # whether a round may begin now
         self._last = time.monotonic()  # when the last round began
+        self._noticed = -1  # the last round after which the log told of a wait
         self._unclosed: Opened | None = None  # a round whose release is on its way, but which is not closed yet
         self._unsent: list[tuple[Peer, Opened]] = []  # releases that are not durable yet, and who waits for each
         self._scheduled = False  # whether a call of `_commit` is scheduled
@@ -155,31 +162,44 @@ class Arrivals:
         if not self._waiting:
             return None
         self._close()
-        run, server, network = self._run, self._run.server, self._run.config.network
-        M = run.plan.M
-        first: list[int] = []  # one of these must be next; if the list is empty, the oldest batch is next
-        if network.order == "turns":
-            first = [server.t % M + 1]
-        elif network.max_delay:
-            late = [m for m in range(1, M + 1) if server.t - server.times[m - 1] >= network.max_delay + M]
-            first = [m for m in late if run.has_round(m)]
-        for m in first or list(self._waiting):
-            if m in self._waiting and self._open and not self.stopping and run.has_round(m):
+        for m in self._first() or list(self._waiting):
+            if m in self._waiting and self._open and not self.stopping and self._run.has_round(m):
                 batch = self._waiting.pop(m)
                 if not batch.peer.closed.is_set():
                     return batch
         return None
 
+    def _first(self) -> list[int]:
+        """The devices of which one must be next; if the list is empty, the oldest batch is next."""
+        M, server, network = self._run.plan.M, self._run.server, self._run.config.network
+        if network.order == "turns":
+            return [server.t % M + 1]
+        if not network.max_delay:
+            return []
+        late = [m for m in range(1, M + 1) if server.t - server.times[m - 1] >= network.max_delay + M]
+        return [m for m in late if self._run.has_round(m)]
+
+    @property
+    def awaited(self) -> list[int]:
+        """The devices that the next round waits for, one of which must come; none if it need not wait."""
+        able = self._first() or [m for m in range(1, self._run.plan.M + 1) if self._run.has_round(m)]
+        return [] if self._run.done or any(m in self._waiting for m in able) else able
+
     def _left(self) -> float:
         """How long to wait for a device; refuses to wait longer than the operator wants."""
         network = self._run.config.network
-        left = network.patience - (time.monotonic() - self._last)
+        waited = time.monotonic() - self._last
+        left = network.patience - waited
+        if waited > NOTICE_SECONDS and self._noticed != self._run.server.t:
+            self._noticed = self._run.server.t
+            away = ", ".join(network.devices[m - 1] for m in self.awaited)
+            LOG.warning("round %d has waited %.0f s for %s", self._run.server.t + 1, waited, away)
         if left <= 0 and network.late == "stop":
             raise PeerError(
                 f"no device that the run needs came within {network.patience:g} s; everything up to here is kept: "
                 "start the parties again."
             )
-        return min(60.0, left) if left > 0 else 60.0
+        return min(NOTICE_SECONDS, left) if left > 0 else NOTICE_SECONDS
 
     def _commit(self, own: Peer | None = None) -> bytes:
         """Make all queued releases durable at once and send them; the one to `own` is returned instead.

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
 from dpzv.declarations import start_facts
-from dpzv.errors import ConfigError, PeerError
+from dpzv.errors import ConfigError, PeerError, PeerRefused
 from dpzv.network.device_folder import DeviceFolder, DeviceState
+from dpzv.network.feature_records import FeatureRecords, change_of
 from dpzv.network.wire import (
     BATCHES,
     PART,
@@ -38,16 +39,9 @@ from dpzv.runtime.assemble_device import codec_of, make_device, uplink_of
 from dpzv.runtime.device_networks import make_network
 from dpzv.runtime.run_plan import device_plan, noise_of, sizes_of
 
-__all__ = ["Conversation", "FeatureRecords"]
+__all__ = ["Conversation"]
 
 LOG = logging.getLogger("dpzv.device")
-
-
-class FeatureRecords(msgspec.Struct, frozen=True):
-    """A device's own records: hashed ids uint8 [n, 16] and features [n, d_m]."""
-
-    hashes: NDArray[np.uint8]
-    x: NDArray[Any]
 
 
 class Conversation:
@@ -59,20 +53,35 @@ class Conversation:
     def __init__(self, config: Config, features: FeatureRecords, folder: DeviceFolder) -> None:
         self._config, self._features, self._folder = config, features, folder
         self._M, self._D = len(config.network.devices), 0
-        self._hashes = features.hashes.tobytes()
+        self._hashes, self._digests = features.hashes.tobytes(), features.digests()
+        self._finished = False  # whether these weights are those at the end of a run
         self.device: Device | None = None
         self.codec: Codec | None = None
         self.run_id, self.m = "", 0
         self._last = 0, b""  # round and receipt of the last release that was applied
         self._saved = time.monotonic()
 
+    def check(self) -> None:
+        """Refuse settings that the weights in the folder do not fit and, while the run lasts, other records."""
+        if not self._folder.has_state:
+            return
+        state = self._folder.state()
+        remedy = "put back what was there, or give the device an empty folder for a new run"
+        if change := change_of(state.columns, self._features.columns):
+            raise ConfigError(f"this device's weights were trained with another encoding: {change}; {remedy}.")
+        if not state.finished and state.records != self._digests.records:
+            raise ConfigError(
+                f"this device's file holds other records than when its run began; until the end of the run it must "
+                f"stay the same: {remedy}."
+            )
+
     def hello(self) -> bytes:
         """The frame that a link begins with. The server answers with everything that this device has missed."""
         if self.device is not None:
             self.device.waiting = False  # the server sends the release of the last batch again, or asks for the batch
         state = self._state() if self.device is not None else self._folder.state()
-        shown = hello(self._config, state.run_id, state.position, self._hashes, t=state.t, receipt=state.receipt)
-        return pack(shown)
+        own, weights = (self._hashes, self._digests), (state.run_id, state.position)
+        return pack(hello(self._config, *weights, *own, t=state.t, receipt=state.receipt))
 
     def answers(self, message: Control | Message | Receipted) -> Iterator[bytes]:
         """Do what the server says, and give the frames to send for it, each to be sent before the next is made."""
@@ -107,6 +116,7 @@ class Conversation:
 
     def finish(self) -> None:
         """Keep the weights: the run is over."""
+        self._finished = self.device is not None
         self.save()
         if self.device is not None:
             self._folder.keep_weights(self.device)
@@ -155,7 +165,9 @@ class Conversation:
         """This device as it was trained, for the records that its file holds now."""
         D = self._folder.state().D
         if not D:
-            raise PeerError("this device has no trained weights in its folder, so it cannot take part in predictions.")
+            raise PeerRefused(
+                "this device needs trained weights for a prediction, but its folder has none; give it its folder back."
+            )
         few = self._features.x[:64]  # only the shapes count, since the weights are loaded
         starts = per_device("devices.start", self._config.devices.start, self._M)
         plain = tuple("random" if start_facts(start).reads or start_facts(start).private else start for start in starts)
@@ -184,7 +196,7 @@ class Conversation:
         self.device, self.codec, self._D = made[0], codec_of(config, m, M), D
         if self._folder.has_state:
             state = self._folder.restore(self.device)
-            self.run_id, self._last = state.run_id, (state.t, state.receipt)
+            self.run_id, self._last, self._finished = state.run_id, (state.t, state.receipt), state.finished
 
     def _own_rows(self, data: bytes) -> NDArray[np.int64]:
         """The row numbers in `data`; raises `PeerError` if this device's file does not have one of them."""
@@ -198,4 +210,5 @@ class Conversation:
 
     def _state(self) -> DeviceState:
         assert self.device is not None
-        return DeviceState(self.run_id, self.device.position, self._D, *self._last)
+        bound = self._features.columns, self._digests.records
+        return DeviceState(self.run_id, self.device.position, self._D, *self._last, *bound, self._finished)

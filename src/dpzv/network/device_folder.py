@@ -6,7 +6,8 @@ time owns the folder: two devices on one folder would each write over what the o
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import msgspec
 import safetensors
 import torch
 
+from dpzv.data.columns import Column
 from dpzv.durable import holding, write_tensors
 from dpzv.errors import DataError
 from dpzv.protocol.device import Device
@@ -21,10 +23,11 @@ from dpzv.protocol.device import Device
 __all__ = ["DeviceFolder", "DeviceState"]
 
 
-class DeviceState(msgspec.Struct, frozen=True):
+class DeviceState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The run that a device's weights belong to (empty if there is none yet), its batches so far, its train records.
 
-    `t` and `receipt` are those of the last release in the weights.
+    `t` and `receipt` are those of the last release in the weights. The weights mean something only with the `columns`
+    they were trained on, and until the run is `finished` only with the records whose keyed digest is `records`.
     """
 
     run_id: str = ""
@@ -32,6 +35,9 @@ class DeviceState(msgspec.Struct, frozen=True):
     D: int = 0
     t: int = 0
     receipt: bytes = b""
+    columns: tuple[Column, ...] = ()
+    records: str = ""
+    finished: bool = False
 
 
 class DeviceFolder:
@@ -54,7 +60,7 @@ class DeviceFolder:
         if not self.has_state:
             return DeviceState()
         with self._opened() as file:
-            return msgspec.json.decode(file.metadata()["state"], type=DeviceState)
+            return msgspec.json.decode((file.metadata() or {})["state"], type=DeviceState)
 
     def save(self, device: Device, state: DeviceState) -> None:
         """Write the checkpoint, atomically."""
@@ -75,11 +81,16 @@ class DeviceFolder:
         path = self._path / "weights" / f"device-{device.m}.safetensors"
         write_tensors(path, device.method.network.state_dict(), {})
 
-    def _opened(self) -> Any:
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
         try:
-            return safetensors.safe_open(self._file, "pt")
-        except (safetensors.SafetensorError, OSError) as error:
-            raise DataError(f"{self._file} is not the state of a device ({error}); give an empty folder.") from None
+            with safetensors.safe_open(self._file, "pt") as file:
+                yield file
+        except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, RuntimeError, OSError) as error:
+            raise DataError(
+                f"{self._file} is not the state of this device ({error}); put a copy of it back, or give the device an "
+                "empty folder."
+            ) from None
 
 
 def _tensors(device: Device) -> dict[str, torch.Tensor]:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from dpzv.config import Config
-from dpzv.errors import ConfigError, DataError, PeerError
-from dpzv.network.device_conversation import Conversation, FeatureRecords
+from dpzv.errors import ConfigError, DataError, PeerError, PeerRefused
+from dpzv.network.device_conversation import Conversation
 from dpzv.network.device_folder import DeviceFolder
+from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.transport import GOODBYE_SECONDS, LONGEST_PAUSE, Connector, LinkLost, Stream, last_word
 from dpzv.network.wire import Stop, pack, shown, unpack
 
@@ -47,9 +48,10 @@ class DeviceParty:
         """Take part until the server says that the run is finished; connect again when the link is lost.
 
         With `stay` it goes on after that, for predictions, until it is stopped. A folder that another process uses is
-        refused.
+        refused. Raises `PeerRefused` if the server will not have this device as it is.
         """
         with self._folder.held():
+            self.conversation.check()
             await self._keep_connected(connector, stay=stay)
 
     async def _keep_connected(self, connector: Connector, *, stay: bool) -> None:
@@ -62,6 +64,9 @@ class DeviceParty:
                     if not stay:
                         return
                     longest = STAYING_PAUSE
+            except PeerRefused as error:
+                LOG.error("%s", error)
+                raise
             except LinkLost as error:
                 LOG.warning("the link to the server is lost (%s)%s", error, "" if self.conversation.m else UNHEARD)
             except PeerError as error:
@@ -133,10 +138,12 @@ class DeviceParty:
 
     async def _end(self, stream: Stream, stop: Stop) -> bool:
         """Answer the server's goodbye; true if the server says not to come back."""
-        LOG.info("the server says goodbye: %s", shown(stop.reason))
+        LOG.log(logging.INFO if stop.final else logging.WARNING, "the server says goodbye: %s", shown(stop.reason))
         if stop.final:
             self.conversation.finish()
         await self._goodbye(stream, "goodbye", final=stop.final)
+        if stop.refused:
+            raise PeerRefused(f"the server does not accept this device as it is and says: {shown(stop.reason, 1000)}")
         return stop.final
 
     async def _goodbye(self, stream: Stream, reason: str, *, final: bool) -> None:

@@ -16,7 +16,7 @@ from dpzv.data import party_records as records
 from dpzv.data.alignment import keyed
 from dpzv.errors import ConfigError, DataError
 from dpzv.network.alignment_state import LabelRecords
-from dpzv.network.device_conversation import FeatureRecords
+from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.grpc_transport import GrpcConnector, GrpcListener, refusals_logged
 from dpzv.network.keyfiles import Credentials, own_name, read_alignment_key
 from dpzv.network.server_party import ServerParty
@@ -53,14 +53,14 @@ class Party(msgspec.Struct, frozen=True):
 
     def hashed(self, ids: Sequence[str]) -> NDArray[np.uint8]:
         """Record ids as the parties compare them."""
-        return keyed(ids, read_alignment_key(self.credentials.ca.with_name("alignment.key")))
+        return keyed(ids, self._key())
 
     def features(self) -> FeatureRecords:
         """A device's own records."""
         if self.data.features is None:
             raise ConfigError("a device needs features, got none; add [data.features] to its file.")
         table = records.read_features(self.data.features)
-        return FeatureRecords(self.hashed(table.ids), table.x)
+        return FeatureRecords(self.hashed(table.ids), table.x, self.data.features.columns, self._key())
 
     def labels(self) -> LabelRecords:
         """The server's own records."""
@@ -69,7 +69,11 @@ class Party(msgspec.Struct, frozen=True):
             raise ConfigError("the server needs labels, got none; add [data.labels] to its file.")
         table = records.read_labels(asked)
         n_classes, name = len(asked.classes or ()), Path(asked.file).stem
-        return LabelRecords(self.hashed(table.ids), table.y, asked.task, n_classes, name)
+        meaning = {key: repr(getattr(asked, key)) for key in ("label", "task", "classes", "low", "high")}
+        return LabelRecords(self.hashed(table.ids), table.y, asked.task, n_classes, name, meaning)
+
+    def _key(self) -> bytes:
+        return read_alignment_key(self.credentials.ca.with_name("alignment.key"))
 
     def listener(self) -> GrpcListener:
         """Where the server is reached."""
@@ -106,17 +110,26 @@ async def serve(own: Party, folder: RunFolder, started: Callable[[ServerParty], 
 
     The server of a finished run listens again only if a device has not heard of its end.
     """
-    if folder.finished and all(device.told for device in read_status(folder.path).devices):
+    if folder.finished and _all_told(folder.path):
         return folder.read_summary()
-    server = ServerParty(own.config, own.labels(), folder)
-    started(server)
-    metrics = await serve_metrics(own.file.metrics, server.status) if own.file.metrics else None
+    with folder.held():
+        server = ServerParty(own.config, own.labels(), folder)
+        started(server)
+        metrics = await serve_metrics(own.file.metrics, server.status) if own.file.metrics else None
+        try:
+            with refusals_logged():
+                return await server.run(own.listener())
+        finally:
+            if metrics is not None:
+                metrics.close()
+
+
+def _all_told(path: Path) -> bool:
+    """Whether every device is known to have heard of the run's end; not if the status is lost or damaged."""
     try:
-        with refusals_logged():
-            return await server.run(own.listener())
-    finally:
-        if metrics is not None:
-            metrics.close()
+        return all(device.told for device in read_status(path).devices)
+    except (ConfigError, DataError):
+        return False
 
 
 def _check(config: Config, file: PartyFile, path: Path) -> None:

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
-from dpzv.errors import DataError, PeerError
+from dpzv.errors import DataError, PeerError, PeerRefused
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
-from dpzv.network.server_party import greet, hashed_ids
+from dpzv.network.greeting import greet, hashed_ids
 from dpzv.network.transport import LinkLost, Listener, Peer, Stream, last_word, next_frame
 from dpzv.network.wire import PART, Ask, Done, Hello, Welcome, unpack
 from dpzv.privacy.statement import read_ledger
@@ -50,8 +50,8 @@ class Predictor:
             raise DataError(f"{folder.path} holds no finished run; train it to its end first.")
         self._config, self._names = config, config.network.devices
         self._ids, self._hashed = wanted, asyncio.Event()
-        # this raises if the server's records are not those of the run
-        AlignmentState(folder.path, labels, len(self._names), config.data.holdout, 1)
+        # this raises if the server's records, or what its labels mean, are not those of the run
+        self._alignment = AlignmentState(folder.path, labels, len(self._names), config.data.holdout, 1)
         self._ledger = read_ledger(folder.path)
         widths = per_device("devices.embedding", config.devices.embedding, len(self._names))
         self._offsets = np.cumsum([0, *widths])
@@ -95,9 +95,15 @@ class Predictor:
             m, hello = await greet(stream, self._config)
             peer = Peer(m, stream)
             self._check_weights(m, hello)
+            self._alignment.check_encoding(m, hello.digests)
             await self._ask(peer)
             self._left.discard(peer.m)
             await peer.close("the embeddings are here", final=True)
+        except PeerRefused as error:
+            LOG.error("%s", error)
+            if peer.m:  # a device of this run; a stranger stops nobody's prediction
+                self._failure = error
+            await peer.close(str(error), refused=True)
         except _Unable as error:
             self._failure = error
             await peer.close("this device cannot take part; the server's operator knows why")
@@ -114,11 +120,16 @@ class Predictor:
     def _check_weights(self, m: int, hello: Hello) -> None:
         """Refuse a device whose weights are not those at the end of this run."""
         run_id, releases = self._ledger.run_id, self._ledger.turns.get(m, 0)
-        if (hello.run_id, hello.position) != (run_id, releases):
-            here = f"at batch {hello.position} of {releases}" if hello.run_id == run_id else "not one"
+        who = f"device {m} ({self._names[m - 1]})"
+        if hello.run_id != run_id:
+            raise PeerRefused(
+                f"{who} is not one of this run, since it has no weights of it; give it its folder back, or start "
+                "`dpzv server` again and then this device, so that it hears what it has missed."
+            )
+        if hello.position != releases:
             raise _Unable(
-                f"device {m} ({self._names[m - 1]}) is {here} of this run; start `dpzv server` again, so that it hears "
-                "what it has missed, or give it its folder back."
+                f"{who} is at batch {hello.position} of {releases} of this run; start `dpzv server` again, so that it "
+                "hears what it has missed, or give it its folder back."
             )
 
     async def _ask(self, peer: Peer) -> None:

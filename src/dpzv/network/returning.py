@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from dpzv.declarations import start_facts
-from dpzv.errors import DiskError, PeerError, PrivacyRefused
+from dpzv.errors import DiskError, PeerRefused, PrivacyRefused
 from dpzv.network.wire import Hello
 from dpzv.privacy.ledger import Ledger
 
@@ -18,11 +18,11 @@ ROLLED_BACK = "the server's ledger is an old copy, so its run has ended; ask the
 def check_return(ledger: Ledger, m: int, hello: Hello) -> PrivacyRefused | None:
     """Refuse device m if its folder does not belong to this run; the end of the run if the ledger is an old copy."""
     if hello.run_id and hello.run_id != ledger.run_id:
-        raise PeerError(
+        raise PeerRefused(
             f"device {m} has weights of another run; give it an empty folder, or connect it to that run's server."
         )
     if m in ledger.heard and not hello.run_id and start_facts(ledger.plan.starts[m - 1]).private:
-        raise PeerError(
+        raise PeerRefused(
             f"device {m} has lost its folder, and with it its private start, which cannot be drawn again; restore the "
             "folder, or start a new run."
         )
@@ -36,14 +36,14 @@ def _rollback(ledger: Ledger, m: int, hello: Hello) -> PrivacyRefused | None:
     """
     release = m, hello.position - 1, hello.t
     if not ledger.receipts.is_valid(hello.receipt, *release):
-        raise PeerError(
+        raise PeerRefused(
             f"device {m} is at batch {hello.position} and must show the receipt of its last release, got one that this "
             "server did not give; restore its folder, or give it an empty one."
         )
     if ledger.knows(*release):
         return None
     if not ledger.durable:
-        raise PeerError(
+        raise PeerRefused(
             f"device {m} was sent the release of round {hello.t}, which the server has forgotten: with simulated noise "
             "a server that is killed loses the rounds since its last checkpoint; start a new run."
         )

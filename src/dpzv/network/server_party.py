@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from dpzv.config import Config
-from dpzv.errors import DiskError, DpzvError, PeerError
+from dpzv.errors import DiskError, DpzvError, PeerError, PeerRefused
 from dpzv.network import wire
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.arrivals import Arrivals, Arrived, open_run
+from dpzv.network.greeting import greet, hashed_ids
 from dpzv.network.returning import ROLLED_BACK, check_return
-from dpzv.network.status import DeviceStatus, Status, write_status
+from dpzv.network.status import DeviceStatus, Status, keep_status, notify_supervisor, status_of, write_status
 from dpzv.network.transport import (
     GOODBYE_SECONDS,
     LONGEST_PAUSE,
@@ -30,52 +30,18 @@ from dpzv.network.transport import (
     Peers,
     Stream,
     last_word,
-    next_frame,
 )
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.server_run import ServerRun
-from dpzv.version import VERSION
 
-__all__ = ["ServerParty", "greet", "hashed_ids"]
+__all__ = ["ServerParty"]
 
 LOG = logging.getLogger("dpzv.server")
-IDS_SECONDS = 600.0
-"""How long a device may take to send its ids; this is enough for a million of them over a slow line."""
-FIRST_WORD_SECONDS = 10.0
-"""How long a new connection may stay silent."""
 FAREWELL_SECONDS = LONGEST_PAUSE + 10
 """How long the server of a finished run waits for devices that are away, to tell them that it is finished."""
 STOPPING, FINISHED = "the server stops; come back later", "the run is finished"
-
-
-async def greet(stream: Stream, config: Config) -> tuple[int, wire.Hello]:
-    """The number of the device at the other end and its hello; refuses strangers and other configurations."""
-    name, names = stream.peer_name, config.network.devices
-    if name not in names:
-        raise PeerError(f"'{name}' is not a device of this run, which has {', '.join(names)}; its link is closed.")
-    stream.most = wire.HELLO_BYTES
-    hello = wire.unpack(None, await next_frame(stream, FIRST_WORD_SECONDS))
-    if not isinstance(hello, wire.Hello):
-        raise PeerError(f"'{name}' must say hello first, got {type(hello).__name__}; its link is closed.")
-    if hello.protocol != wire.PROTOCOL:
-        raise PeerError(
-            f"'{name}' speaks protocol {hello.protocol} (dpzv {wire.shown(hello.version)}), this server speaks "
-            f"{wire.PROTOCOL} (dpzv {VERSION}); install the same version."
-        )
-    if hello.config_hash != wire.agreed_hash(config):
-        raise PeerError(f"'{name}' has another run configuration than the server; give all parties the same file.")
-    return names.index(name) + 1, hello
-
-
-async def hashed_ids(peer: Peer) -> bytes:
-    """The hashed ids of a device that has been asked for them."""
-    peer.stream.most = wire.IDS_BYTES
-    ids = wire.unpack(None, await next_frame(peer.stream, IDS_SECONDS))
-    if isinstance(ids, wire.Ids) and len(ids.hashes) % 16 == 0:
-        return ids.hashes
-    got = f"{len(ids.hashes)} bytes" if isinstance(ids, wire.Ids) else type(ids).__name__
-    raise PeerError(f"device {peer.m} must send its hashed ids, 16 bytes each, got {got}; its link is closed.")
+UNALIGNED = "the parties' records could not be aligned; the server's log says why."
 
 
 class ServerParty:
@@ -91,14 +57,17 @@ class ServerParty:
         self._arrivals: Arrivals | None = None
         self._aligned = asyncio.Event()
         self._stopping = self._finished = self._closing = False
+        self._unaligned = False  # whether the parties share too few records for a run
         self._failure: DpzvError | None = None
+        self._refused: dict[int, str] = {}  # by device: why it was refused for good when it came last
         self._told: set[int] = set()  # devices that know that the run is finished, and have kept their weights
 
     async def run(self, listener: Listener) -> dict[str, Any] | None:
         """Listen, train to the end and return the summary, or `None` if stopped before (it can be started again)."""
         await listener.start(self._talk)
         LOG.info("listening on %s for %s", listener.address, ", ".join(self._names))
-        watching = asyncio.create_task(self._keep_status())
+        notify_supervisor("READY=1")
+        watching = asyncio.create_task(keep_status(self._folder.path, self.status))
         try:
             with ExitStack() as stack:
                 stack.callback(setattr, self, "_closing", True)  # no device may be heard once the ledger is closed
@@ -129,10 +98,13 @@ class ServerParty:
                     raise self._failure
                 return summary
         finally:
-            await self._peers.close(self._peers.here.values(), STOPPING)
+            notify_supervisor("STOPPING=1")
+            reason, refused = (UNALIGNED, True) if self._unaligned else (STOPPING, False)
+            await self._peers.close(self._peers.here.values(), reason, refused=refused)
             await listener.stop(2)
             watching.cancel()
-            write_status(self._folder.path, self.status())
+            with suppress(DiskError):  # the run's own error, if there is one, must not be hidden by this
+                write_status(self._folder.path, self.status())
 
     async def _farewell(self) -> None:
         """Tell the devices that are here that the run is finished, and hear their goodbyes.
@@ -161,19 +133,31 @@ class ServerParty:
     def status(self) -> Status:
         """Where the run is, for its operator."""
         run, here = self._run, self._peers.here
-        if run is None:
-            devices = tuple(DeviceStatus(name, m in here, 0, 0) for m, name in enumerate(self._names, 1))
-            return Status(time.time(), "waiting for the parties", 0, 0, 0, 0, None, None, 0.0, devices)
-        server, seen = run.server, run.journal.snapshot("")
-        end = "finished" if self._folder.finished else "final head"
-        stage = end if self._finished else "rounds" if run.begun else "filling the table"
+        stage = "waiting for the parties" if run is None else "rounds" if run.begun else "filling the table"
+        if self._finished:
+            stage = "finished" if self._folder.finished else "final head"
+        figures = [(0, 0)] * len(self._names)
+        if run is not None:
+            figures = [(k, run.server.t - t) for k, t in zip(run.server.positions, run.server.times, strict=True)]
         devices = tuple(
-            DeviceStatus(name, m in here, server.positions[m - 1], server.t - server.times[m - 1], m in self._told)
+            DeviceStatus(name, m in here, *figures[m - 1], m in self._told, self._refused.get(m, ""))
             for m, name in enumerate(self._names, 1)
         )
-        spent, epsilon = (seen.epsilon_spent, seen.epsilon) if math.isfinite(seen.epsilon) else (None, None)
-        up, down, delay = run.journal.meter.bytes_up, run.journal.meter.bytes_down, server.delays.mean
-        return Status(time.time(), stage, server.t, seen.T, up, down, spent, epsilon, delay, devices)
+        return status_of(run, stage, self._waits(), devices)
+
+    def _waits(self) -> str:
+        """Who or what the run waits for now; empty if for nothing."""
+        run, arrivals, M = self._run, self._arrivals, len(self._names)
+        what, who = "the ids of", self._alignment.missing
+        if run is not None and arrivals is not None:
+            what, who = "test embeddings of", sorted(arrivals.evaluations.awaited)
+            if self._finished:
+                what, who = "the end to be heard by", [m for m in range(1, M + 1) if m not in self._told]
+            elif not run.ready:
+                what, who = "the first embeddings of", [m for m in range(1, M + 1) if run.needs_fill(m)]
+            elif run.begun and not who:
+                what, who = "a batch of", arrivals.awaited
+        return f"{what} {', '.join(self._names[m - 1] for m in who)}" if who else ""
 
     def stop(self) -> None:
         """End after the current round; everything up to then is kept."""
@@ -217,17 +201,13 @@ class ServerParty:
             peer = await self._peers.attach(m, stream)
             self._peers.log.write(logging.INFO, f"arrivals of '{name}'", f"device {m} ({name}) is here")
             await self._introduce(peer, hello)
+            self._refused.pop(m, None)
             if self._finished:
                 await peer.close(FINISHED, final=True)
             await self._listen_to(peer, stream)
             self._goodbye(peer, await last_word(stream))
         except PeerError as error:
-            self._peers.log.write(logging.WARNING, f"refusals of '{name}'", str(error))
-            refused = peer or Peer(0, stream)
-            await refused.close(str(error))
-            self._peers.detach(refused)
-            if name in self._names:  # of anybody else nothing is read
-                self._goodbye(refused, await last_word(stream))
+            await self._refuse(peer or Peer(0, stream), error)
         except LinkLost as error:
             if peer is None or not peer.closed.is_set():
                 who = f"device {peer.m}" if peer else f"'{name}', which had not said hello,"
@@ -237,10 +217,25 @@ class ServerParty:
             if peer is not None:
                 self._peers.detach(peer)
 
+    async def _refuse(self, peer: Peer, error: PeerError) -> None:
+        """Close a link with the reason; after a refusal for good the device ends, else it may come back."""
+        permanent, stream = isinstance(error, PeerRefused), peer.stream
+        name, level = stream.peer_name, logging.ERROR if permanent else logging.WARNING
+        self._peers.log.write(level, f"refusals of '{name}'", str(error))
+        if permanent and name in self._names:
+            self._refused[self._names.index(name) + 1] = str(error)
+        await peer.close(str(error), refused=permanent)
+        self._peers.detach(peer)
+        if name in self._names:  # of anybody else nothing is read
+            self._goodbye(peer, await last_word(stream))
+
     async def _introduce(self, peer: Peer, hello: wire.Hello) -> None:
         """Tell a device its number, align its records, and send it the releases that it has missed."""
         m = peer.m
+        if self._folder.finished and await self._knows_the_end(m, hello):
+            return
         needs = self._alignment.needs(m, hello.ids_sha256)
+        self._alignment.bind(m, hello.digests)
         await peer.tell(wire.Welcome(m, "", "train", needs))
         if needs:
             hashes = await hashed_ids(peer)
@@ -254,7 +249,9 @@ class ServerParty:
                 raise PeerError(STOPPING) from None
             except DpzvError as error:  # the reason counts records, which only the server's operator may see
                 LOG.error("%s", error)
-                raise PeerError("the parties' records could not be aligned; the server's log says why.") from None
+                self._unaligned = True
+                self._end(error)
+                raise PeerRefused(UNALIGNED) from None
             self._peers.changed.set()
         await self._aligned.wait()
         peer.require_open()
@@ -279,6 +276,12 @@ class ServerParty:
             await peer.tell(wire.Ask("fill", start=run.filled_to(m, again=bool(hello.run_id))))
         elif run.begun and not self._finished:
             await peer.tell(wire.Ask("rounds"))
+
+    async def _knows_the_end(self, m: int, hello: wire.Hello) -> bool:
+        """Whether a device has the weights at the end of a finished run; its file may then hold other records."""
+        await self._aligned.wait()
+        assert self._run is not None
+        return (hello.run_id, hello.position) == (self._run.ledger.run_id, self._run.server.positions[m - 1])
 
     async def _listen_to(self, peer: Peer, stream: Stream) -> None:
         """Take what a device sends until it says goodbye."""
@@ -337,8 +340,3 @@ class ServerParty:
         if stop.final and self._finished:
             self._told.add(peer.m)
             self._peers.changed.set()
-
-    async def _keep_status(self) -> None:
-        while True:
-            write_status(self._folder.path, self.status())
-            await asyncio.sleep(1)

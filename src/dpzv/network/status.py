@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+import os
+import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from dpzv.durable import write_atomically
-from dpzv.errors import ConfigError
+from dpzv.errors import ConfigError, DataError, DiskError
+from dpzv.runtime.server_run import ServerRun
 
-__all__ = ["DeviceStatus", "Status", "metrics_text", "read_status", "serve_metrics", "write_status"]
+__all__ = [
+    "DeviceStatus",
+    "Status",
+    "keep_status",
+    "metrics_text",
+    "notify_supervisor",
+    "read_status",
+    "serve_metrics",
+    "status_of",
+    "write_status",
+]
 
+LOG = logging.getLogger("dpzv.server")
 FILE = "status.json"
+STALE_SECONDS = 10.0
+"""A status of a run that goes on is written every second; an older one than this is of a server that does not run."""
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
     """One device: whether it is connected, its releases so far, and how many rounds it is behind.
 
-    `told` says that it has heard that the run is finished, and has kept its weights.
+    `told` says that it has heard that the run is finished, and has kept its weights. `refused` is why it was refused
+    for good when it came last; empty if it was not.
     """
 
     name: str
@@ -28,12 +48,14 @@ class DeviceStatus(msgspec.Struct, frozen=True):
     releases: int
     rounds_behind: int
     told: bool = False
+    refused: str = ""
 
 
 class Status(msgspec.Struct, frozen=True):
     """Where a run is. Without a budget, both epsilons are `None`.
 
-    `stage` is "waiting for the parties", "filling the table", "rounds", "final head" or "finished".
+    `waits` says who or what the run waits for; empty if for nothing. `stage` is "waiting for the parties", "filling the
+    table", "rounds", "final head" or "finished".
     """
 
     time: float
@@ -46,10 +68,21 @@ class Status(msgspec.Struct, frozen=True):
     epsilon: float | None
     mean_delay: float
     devices: tuple[DeviceStatus, ...]
+    waits: str = ""
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was written."""
+        return max(0.0, time.time() - self.time)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the run is finished, or its server has written the status a moment ago."""
+        return self.stage == "finished" or self.age < STALE_SECONDS
 
     def lines(self) -> list[str]:
         """The status in words."""
-        head = self.stage
+        head = f"{self.stage}, as of {self.age:.0f} s ago"
         if self.rounds:
             spent = "none" if self.epsilon is None else f"{self.epsilon_spent or 0:.3g} of {self.epsilon:.3g}"
             head += (
@@ -58,10 +91,50 @@ class Status(msgspec.Struct, frozen=True):
             )
         devices = [
             f"  {d.name}: {'finished' if d.told else 'here' if d.here else 'away'}, {d.releases} releases, "
-            f"{d.rounds_behind} rounds behind"
+            f"{d.rounds_behind} rounds behind" + (f"; refused: {d.refused}" if d.refused else "")
             for d in self.devices
         ]
-        return [head, *devices]
+        waits = [f"waiting for {self.waits}"] if self.waits else []
+        old = [] if self.healthy else ["the server writes this every second, so it is stopped or stuck"]
+        return [head, *old, *waits, *devices]
+
+
+def status_of(run: ServerRun | None, stage: str, waits: str, devices: tuple[DeviceStatus, ...]) -> Status:
+    """The status of a run, which is not open yet while the server waits for the parties (`None`)."""
+    if run is None:
+        return Status(time.time(), stage, 0, 0, 0, 0, None, None, 0.0, devices, waits)
+    seen, meter = run.journal.snapshot(""), run.journal.meter
+    spent, epsilon = (seen.epsilon_spent, seen.epsilon) if math.isfinite(seen.epsilon) else (None, None)
+    up, down, delay = meter.bytes_up, meter.bytes_down, run.server.delays.mean
+    return Status(time.time(), stage, run.server.t, seen.T, up, down, spent, epsilon, delay, devices, waits)
+
+
+async def keep_status(folder: Path, status: Callable[[], Status]) -> None:
+    """Write the status every second, and tell a supervisor that this process is alive.
+
+    A write that fails ends nothing: the log says so once, and the next second tries again.
+    """
+    failed = False
+    while True:
+        try:
+            write_status(folder, status())
+            failed = False
+        except DiskError as error:
+            if not failed:
+                LOG.warning("the status is not up to date: %s", error)
+            failed = True
+        notify_supervisor("WATCHDOG=1")
+        await asyncio.sleep(1)
+
+
+def notify_supervisor(message: str) -> None:
+    """Tell systemd, where it has started this process with `Type=notify`: "READY=1", "WATCHDOG=1" or "STOPPING=1"."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        if address[0] == "@":
+            address = "\0" + address[1:]
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sending:
+            sending.sendto(message.encode(), address)
 
 
 def write_status(folder: Path, status: Status) -> None:
@@ -74,7 +147,12 @@ def read_status(folder: Path) -> Status:
     path = folder / FILE
     if not path.exists():
         raise ConfigError(f"{path} does not exist; start the server first.")
-    return msgspec.json.decode(path.read_bytes(), type=Status)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Status)
+    except (msgspec.MsgspecError, OSError) as error:
+        raise DataError(
+            f"{path} is not the status of a run ({error}); start the server, which writes it anew."
+        ) from None
 
 
 def metrics_text(status: Status) -> str:

@@ -161,14 +161,17 @@ class Peer:
         """Send a control message, unless the device is gone."""
         await self.send(pack(control))
 
-    async def close(self, reason: str, *, final: bool = False, linger: float = LINGER_SECONDS) -> None:
-        """Say goodbye with the reason, and send nothing more; a device that does not take the goodbye is cut.
+    async def close(
+        self, reason: str, *, final: bool = False, refused: bool = False, linger: float = LINGER_SECONDS
+    ) -> None:
+        """Say goodbye with the reason, and send nothing more; `Stop` says what `final` and `refused` mean.
 
-        One that does, and keeps its link for `linger` seconds, is cut then.
+        A device that does not take the goodbye is cut. One that does, and keeps its link for `linger` seconds, is cut
+        then.
         """
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                await self.tell(Stop(shortened(reason), final))
+                await self.tell(Stop(shortened(reason), final, refused))
         except TimeoutError:
             self.stream.cut()
         if not self.closed.is_set():
@@ -216,9 +219,9 @@ class Peers:
         """Send a control message to all devices that can be asked for things, to all at the same time."""
         await asyncio.gather(*(peer.tell(control) for peer in self.present()))
 
-    async def close(self, peers: Collection[Peer], reason: str, *, final: bool = False) -> None:
+    async def close(self, peers: Collection[Peer], reason: str, *, final: bool = False, refused: bool = False) -> None:
         """Say goodbye to these devices, to all at the same time."""
-        await asyncio.gather(*(peer.close(reason, final=final) for peer in peers))
+        await asyncio.gather(*(peer.close(reason, final=final, refused=refused) for peer in peers))
 
     def detach(self, peer: Peer) -> None:
         """This stream of a device has ended; the device may be back by another stream already."""

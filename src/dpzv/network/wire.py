@@ -14,6 +14,7 @@ import msgspec
 from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.errors import PeerError
+from dpzv.network.feature_records import Digests
 from dpzv.privacy.receipts import RECEIPT_BYTES
 from dpzv.protocol.codec import MAX_FRAME, Codec
 from dpzv.protocol.messages import Message, Release
@@ -43,12 +44,16 @@ __all__ = [
     "pack",
     "pack_message",
     "pack_release",
+    "protocol_of",
     "shown",
     "unpack",
 ]
 
 MAX_CONTROL = 1 << 24
 """The most bytes of a control message that is not `Ids` or `Rows`: a request to predict two million records."""
+
+MAX_HELLO = 1 << 14
+"""The most bytes of a hello of any version."""
 
 PART = 1 << 18
 """Bytes of the longest frame that every transport sends in one piece; a longer one may go in parts."""
@@ -74,6 +79,8 @@ Word = Annotated[str, msgspec.Meta(max_length=100)]
 """A version, a hash or the name of a run."""
 
 Sentence = Annotated[str, msgspec.Meta(max_length=2000)]
+NOTHING = Digests()
+"""The digests of a device that says nothing of its encoding and records."""
 
 
 class _Control(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -85,7 +92,7 @@ class Hello(_Control, frozen=True, tag="hello"):
 
     `run_id` is that of the run its weights belong to; empty if it has none yet. `t` and `receipt` are those of the last
     release in its weights; 0 and empty if there is none. `ids_sha256` names its list of hashed ids, so that a changed
-    file is noticed.
+    file is noticed, and `digests` what its weights mean: its encoding and its records.
     """
 
     version: Word
@@ -96,6 +103,7 @@ class Hello(_Control, frozen=True, tag="hello"):
     t: int
     receipt: Annotated[bytes, msgspec.Meta(max_length=RECEIPT_BYTES)]
     ids_sha256: Word
+    digests: Digests = NOTHING
 
 
 class Welcome(_Control, frozen=True, tag="welcome"):
@@ -142,10 +150,14 @@ class Done(_Control, frozen=True, tag="done"):
 
 
 class Stop(_Control, frozen=True, tag="stop"):
-    """Either way: the goodbye. A stream that ends without it ended by accident. `final`: do not come back."""
+    """Either way: the goodbye. A stream that ends without it ended by accident.
+
+    `final`: the run is over, do not come back. `refused`: do not come back as you are, since the answer stays the same.
+    """
 
     reason: Sentence
     final: bool
+    refused: bool = False
 
 
 class Receipted(msgspec.Struct, frozen=True):
@@ -174,6 +186,21 @@ def pack_message(codec: Codec, message: Message) -> bytes:
 def pack_release(codec: Codec, release: Release, receipt: bytes) -> bytes:
     """The frame of a release with its receipt."""
     return RELEASE + receipt + codec.encode(release)
+
+
+def protocol_of(frame: bytes) -> int | None:
+    """The protocol that a hello of any version names, and `None` if the frame is no hello.
+
+    All versions begin a hello with its tag, the version and the protocol, in this order.
+    """
+    if len(frame) > MAX_HELLO or frame[:1] != CONTROL:
+        return None
+    try:
+        words = msgspec.msgpack.decode(memoryview(frame)[1:])
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    hello = isinstance(words, list) and len(words) > 2 and words[0] == "hello" and isinstance(words[2], int)
+    return int(words[2]) if hello else None
 
 
 def unpack(codec: Codec | None, frame: bytes) -> Control | Message | Receipted:
@@ -206,12 +233,21 @@ def agreed_hash(config: Config) -> str:
     return hashlib.sha256(configuration.render(agreed(config)).encode()).hexdigest()
 
 
-def shown(text: str) -> str:
-    """A peer's own words, fit for a log: short, on one line."""
-    return repr(text[:200])
+def shown(text: str, most: int = 200) -> str:
+    """A peer's own words, fit for a log: at most so many characters, on one line."""
+    return repr(text[:most])
 
 
-def hello(config: Config, run_id: str, position: int, hashes: bytes, *, t: int = 0, receipt: bytes = b"") -> Hello:
+def hello(
+    config: Config,
+    run_id: str,
+    position: int,
+    hashes: bytes,
+    digests: Digests = NOTHING,
+    *,
+    t: int = 0,
+    receipt: bytes = b"",
+) -> Hello:
     """What a device says first."""
     ids_sha256 = hashlib.sha256(hashes).hexdigest()
-    return Hello(VERSION, PROTOCOL, agreed_hash(config), run_id, position, t, receipt, ids_sha256)
+    return Hello(VERSION, PROTOCOL, agreed_hash(config), run_id, position, t, receipt, ids_sha256, digests)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dpzv import config as configuration
 from dpzv.config import Config
-from dpzv.durable import disk_errors, make_folder, open_log, sweep, sync, write_atomically
+from dpzv.durable import disk_errors, holding, make_folder, open_log, sweep, sync, write_atomically
 from dpzv.errors import ConfigError
 from dpzv.runtime.agreement import changed
 from dpzv.validate import toml_of
@@ -91,6 +91,10 @@ class RunFolder:
             with suppress(OSError) if kind is not None else nullcontext():
                 if file is not None:
                     file.close()
+
+    def held(self) -> AbstractContextManager[None]:
+        """Own the folder inside the block; refuses a folder that another process owns."""
+        return holding(self.path, "the folder of a run")
 
     @property
     def checkpoint(self) -> Path:

@@ -19,7 +19,7 @@ from xxhash import xxh3_128_digest
 
 from dpzv.config import Config
 from dpzv.data.dataset import ServerRecords
-from dpzv.errors import PeerError
+from dpzv.errors import DataError, PeerError
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.protocol.messages import CHUNK, Embeddings, Evaluation, Fill, Pending, Release
@@ -105,6 +105,11 @@ class ServerRun:
         head steps that were paid for and lost stay paid for.
         """
         if not self.folder.checkpoint.exists():
+            if beside is None and self.ledger.releases:
+                raise DataError(
+                    f"{self.folder.checkpoint} is missing, but the ledger has {self.ledger.releases} releases, whose "
+                    "table and head are lost with it; put the checkpoint back, or start a new run with another `out`."
+                )
             self.folder.cut((0, 0))
             return
         progress = checkpoint.load(self.folder.checkpoint, self.server, beside)
