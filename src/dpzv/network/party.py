@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data import party_records as records
-from dpzv.data.alignment import keyed
+from dpzv.data.alignment import keyed, name_of_key
 from dpzv.errors import ConfigError, DataError
 from dpzv.network.alignment_state import LabelRecords
 from dpzv.network.device_conversation import FeatureRecords
@@ -40,7 +40,9 @@ class PartyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     server: str = ""  # device: host:port of the server
     server_name: str = "server"  # device: the name in the server's certificate
     metrics: str = ""  # server: host:port for /metrics; empty: none
-    parents: tuple[str, ...] = ()  # server: folders of earlier runs on these records, whose claims count as spent
+    parents: tuple[
+        str, ...
+    ] = ()  # server: folders of earlier runs on any of these records, whose claims count as spent
     data: dict[str, Any] = {}
 
 
@@ -53,9 +55,13 @@ class Party(msgspec.Struct, frozen=True):
     out: Path
     data: records.PartyData
 
+    @property
+    def _key(self) -> bytes:
+        return read_alignment_key(self.credentials.ca.with_name("alignment.key"))
+
     def hashed(self, ids: Sequence[str]) -> NDArray[np.uint8]:
         """Record ids as the parties compare them."""
-        return keyed(ids, read_alignment_key(self.credentials.ca.with_name("alignment.key")))
+        return keyed(ids, self._key)
 
     def features(self) -> FeatureRecords:
         """A device's own records."""
@@ -71,7 +77,8 @@ class Party(msgspec.Struct, frozen=True):
             raise ConfigError("the server needs labels, got none; add [data.labels] to its file.")
         table = records.read_labels(asked)
         n_classes, name = len(asked.classes or ()), Path(asked.file).stem
-        return LabelRecords(self.hashed(table.ids), table.y, asked.task, n_classes, name)
+        key = name_of_key(self._key, asked.id)
+        return LabelRecords(self.hashed(table.ids), table.y, asked.task, n_classes, name, key)
 
     def listener(self) -> GrpcListener:
         """Where the server is reached."""

@@ -218,9 +218,11 @@ class ServerRun:
         self.server.train_head(self.gate.head_steps(0))
 
     def finish(self, tests: list[Evaluation], virtual_seconds: float) -> dict[str, Any]:
-        """Fit the final head on the table, and write weights and summary: the run is finished."""
+        """Fit the final head on the table, and write weights and summary: the run is finished, and its ledger ended."""
         self.journal.tested = {message.m for message in tests}
-        return self.journal.finish(self._test_rows(tests), virtual_seconds)
+        summary = self.journal.finish(self._test_rows(tests), virtual_seconds)
+        self.ledger.end()  # only now: an ended run could not go on after a crash before its summary
+        return summary
 
     def missed(self, m: int, position: int) -> list[Release]:
         """The releases that device m, whose weights are at `position`, has not applied yet."""
