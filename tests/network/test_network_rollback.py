@@ -40,12 +40,13 @@ async def part(parties: Parties, config: Config, out: Path, until: int) -> dict[
             asyncio.create_task(device.run(listener.connector(name)))
             for device, name in zip(devices, NAMES, strict=True)
         ]
-        while not finished.done() and (server._run is None or server._run.server.t < until):
-            await asyncio.sleep(0.001)
-        if not finished.done():
-            server.stop()
         try:
-            return await asyncio.wait_for(finished, 30)
+            async with asyncio.timeout(40):
+                while not finished.done() and (server._run is None or server._run.server.t < until):
+                    await asyncio.sleep(0.001)
+                if not finished.done():
+                    server.stop()
+                return await finished
         finally:
             for device in devices:
                 device.stop()
