@@ -160,14 +160,18 @@ def test_with_secret_noise_a_step_is_integers_of_the_grid() -> None:
     assert np.abs(steps).max() > 2**30
 
 
-def test_a_record_is_computed_the_same_whichever_others_are_drawn() -> None:
+@pytest.mark.parametrize("accelerator", ["cpu", "cuda"])
+def test_a_record_is_computed_the_same_whichever_others_are_drawn(accelerator: str) -> None:
     """All records are where the gradient jumps. BLAS treats the last rows of a batch of 7 and of 8 differently."""
+    if accelerator == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
     generator = torch.Generator().manual_seed(0)
     head, rows = Head(28, 64, 1, generator).double(), torch.randn(1, 28, generator=generator).double().repeat(N, 1)
+    head, rows = head.to(accelerator), rows.to(accelerator)
     with torch.no_grad():
         head.hidden.bias.zero_()
         head.hidden.bias.copy_(-head.hidden(rows)[0])
-    y, C_0 = torch.zeros(N, dtype=torch.long), 1e-3
+    y, C_0 = torch.zeros(N, dtype=torch.long, device=accelerator), 1e-3
     rule = private_head(head, rows, y, ExactNoise(), batch=20, z=2.0, C_0=C_0)
     sums = {n: rule._sums(np.arange(n)) for n in range(40)}
     grid = ExactNoise().grid(C_0)

@@ -92,12 +92,12 @@ class DPSGD(HeadRule):
 
 
 def _padded(ids: NDArray[np.int64], expected: int) -> NDArray[np.int64]:
-    """`ids` with further ids up to a size that is nearly always the same, whatever was drawn.
+    """`ids` with further ids up to a public size, which a draw exceeds with probability below 1e-42.
 
-    Libraries may treat a row differently in batches of different sizes; what is computed of a record must not depend
-    on which others were drawn.
+    Libraries treat a row differently in batches of different sizes; what is computed of a record must not depend on
+    which others were drawn.
     """
-    size = ROWS * math.ceil((expected + 6 * math.sqrt(expected)) / ROWS)
+    size = ROWS * math.ceil((expected + 14 * math.sqrt(expected) + 100) / ROWS)
     return np.pad(ids, (0, -len(ids) % size if len(ids) else size))
 
 
