@@ -12,9 +12,9 @@ from federation import NAMES, Parties
 from dpzv.config import Config
 from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.transport import LinkLost, Stream, next_frame
-from dpzv.network.wire import Ask, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, unpack
+from dpzv.network.wire import Ask, Done, Ids, Receipted, Rows, Stop, Welcome, hello, pack, pack_message, unpack
 from dpzv.protocol.codec import Codec
-from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
+from dpzv.protocol.messages import Embeddings, Evaluation, Fill
 
 CODEC = Codec("float32", 1e-3)
 WIDTH = 8
@@ -63,7 +63,7 @@ class Puppet:
                 frames = [pack(Ids(self.ids))]
             elif isinstance(message, Rows):
                 self.D, self.D_test = len(message.train) // 8, len(message.test) // 8
-            elif isinstance(message, Release):
+            elif isinstance(message, Receipted):
                 position += 1
                 frames = [self._batch(position)] if begun else []
             elif isinstance(message, Ask):

@@ -87,7 +87,9 @@ def test_a_device_that_is_refused_for_good_ends(
         name = "stranger"
     if what == "protocol":
         before = hello(CONFIG, "", 0, b"")
-        monkeypatch.setattr("dpzv.network.device_conversation.hello", lambda *_: wire.Hello("9.9", 9, *_rest(before)))
+        monkeypatch.setattr(
+            "dpzv.network.device_conversation.hello", lambda *_, **__: wire.Hello("9.9", 9, *_rest(before))
+        )
     if what == "older hello":
         monkeypatch.setattr("dpzv.network.device_conversation.pack", lambda _: b"c" + b"\x93\xa5hello\xa31.0\x01")
     if what == "ids":
