@@ -113,7 +113,9 @@ class PrivacySection(Section, frozen=True):
     C: float = 1.0  # clip of one record's part of an answer (dpzv: delta_zo); inf only without privacy
     C_h: float = 1.0  # clip of one record's embedding where noise.where is uplink
     min_batch: int = 64  # a smaller batch would turn Delta into a reading of few records
-    parents: tuple[str, ...] = ()  # folders of earlier runs on these records: their claims count as spent
+    parents: tuple[
+        str, ...
+    ] = ()  # folders of earlier runs (or of many) on any of these records: their claims count as spent
     head_share: float = 0.5  # share of mu^2 for a dp-sgd head; the releases get the rest
     start_share: float = 0.05  # share of mu^2 for dp-pca starts; 0.05 costs the releases 2.5 % of their mu
 

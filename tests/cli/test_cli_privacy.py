@@ -82,7 +82,8 @@ def test_spent_adds_up_runs_over_the_same_records(cli: Cli) -> None:
     noise_source releases head_steps tpr_at_fpr advantage covered not_covered""".split()
     assert set(keys) <= set(one)
     assert one["epsilon"] < two["epsilon"] < 2 * one["epsilon"]
-    assert cli("privacy", "spent", "a", "c").returncode in (2, 4)
+    # runs over other records are added up too: nobody is told to leave one out
+    assert json.loads(cli("privacy", "spent", "a", "c", "--json").stdout)["epsilon"] > one["epsilon"]
     assert "final head" in cli("privacy", "spent", "a").stdout
 
 
@@ -96,17 +97,45 @@ def test_a_run_may_begin_with_a_parents_budget_spent(cli: Cli) -> None:
     assert child["sigma_dp"] > 1.05 * alone["sigma_dp"]
     assert child["guarantee"] is True
     assert json.loads(cli("privacy", "spent", "c", "--json").stdout)["epsilon"] == 5.0
-    # a parent that spent more than the child may, or saw other records, is refused
+    # a parent that spent more than the child may is refused; one whose records cannot be compared costs in full
     much = [*short, "--set", "privacy.epsilon=1", "--set", 'privacy.parents=["a"]', "--out", "d"]
     assert cli("train", "breast-cancer", *much).returncode == 4
-    other = ["train", "digits", "--set", "train.rounds=4", "--set", 'privacy.parents=["a"]', "--out", "e"]
-    assert cli(*other).returncode == 4
+    done = cli("train", "digits", *much[:-1], "e")
+    assert done.returncode == 4
+    assert "leave nothing" in done.stderr
+    assert "leave it out" not in done.stderr
     # one that protected labels only may carry features without noise
     labels = [*short, "--set", "privacy.protects=labels", "--set", "devices.start=pca", "--set", "privacy.epsilon=2"]
     assert cli("train", "breast-cancer", *labels, "--out", "f").returncode == 0
     done = cli("train", "breast-cancer", *short, "--set", 'privacy.parents=["f"]', "--out", "g")
     assert done.returncode == 4
     assert "labels only" in done.stderr
+
+
+def test_a_run_on_nine_tenths_of_the_records_is_a_parent_of_one_on_all(cli: Cli) -> None:
+    """What `dpzv tune` does: the records of its trials are part of those of the run that follows."""
+    short = ["--set", "train.rounds=6", "--json"]
+    part = ["--set", "data.holdout=0.1", "--set", "privacy.epsilon=2", "--out", "part"]
+    assert cli("train", "breast-cancer", *short, *part).returncode == 0
+    done = cli("train", "breast-cancer", *short, "--set", 'privacy.parents=["part"]', "--out", "whole")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(cli("privacy", "spent", "whole", "--json").stdout)
+    assert told["guarantee"] is True
+    assert any("(410 of 456 records are shared)" in words for words in told["covered"])
+    assert any("choice of settings" in words for words in told["not_covered"])
+
+
+def test_an_abandoned_run_is_closed_and_pays_what_it_used(cli: Cli) -> None:
+    short = ["breast-cancer", "--set", "train.rounds=300", "--set", "privacy.epsilon=4", "--set", "head.rule=frozen"]
+    assert cli("train", *short, "--max-seconds", "0", "--json", "--out", "a").returncode == 0
+    short += ["--set", "privacy.epsilon=5", "--set", 'privacy.parents=["a"]', "--max-seconds", "0", "--json"]
+    closed = json.loads(cli("train", *short, "--out", "b").stdout)
+    alone = json.loads(cli("train", *short, "--set", "privacy.parents=[]", "--out", "c").stdout)
+    assert closed["sigma_dp"] == pytest.approx(alone["sigma_dp"], rel=1e-9)  # it released nothing
+    # a finished run stays finished, whatever becomes of its summary
+    done = cli("privacy", "close", "b")
+    assert done.returncode == 0, done.stderr
+    assert "0 of 300 releases" in done.stdout
 
 
 def test_theory_prints_the_bound_term_by_term(cli: Cli) -> None:

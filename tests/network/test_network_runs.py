@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -14,13 +15,14 @@ import numpy as np
 import pytest
 import torch
 from federation import NAMES, Parties, config_of, serving
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from dpzv.config import Config
-from dpzv.errors import PrivacyRefused
 from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.wire import Rows, Welcome
-from dpzv.privacy.plan import PlanRequest, PrivacyPlan
+from dpzv.privacy.plan import PlanRequest, PrivacyPlan, request_of
+from dpzv.privacy.planning import make_plan
 from dpzv.privacy.receipts import RECEIPT_BYTES
 from dpzv.privacy.statement import read_ledger, spent
 from dpzv.protocol import device
@@ -93,10 +95,31 @@ def test_an_earlier_run_on_the_records_counts_as_spent(parties: Parties, tmp_pat
     assert lines[0] == lines[1]  # so the devices' starts had the larger noise, too
     assert lines[0] != (tmp_path / "free" / "server" / "transcript.jsonl").read_text()
 
-    other = asyncio.run(parties.together(config_of(*starts, "data.holdout=0.3"), tmp_path / "other"))
-    assert other is not None
-    with pytest.raises(PrivacyRefused, match="records"):
-        asyncio.run(parties.together(second, tmp_path / "third", (str(tmp_path / "other" / "server"),)))
+
+def test_a_run_that_shares_ids_costs_in_full_and_one_that_shares_none_nothing(parties: Parties, tmp_path: Path) -> None:
+    """Ids under one key are compared; half of the records trained first, then all of them, then the other half."""
+    settings = ("head.rule=frozen", "train.rounds=4", "train.B=64")
+    half = [parties.labels.hashes[:, 0] % 2 == part for part in (0, 1)]
+
+    def compared(name: str, chosen: NDArray[np.bool_], *earlier: str) -> tuple[int | None, float]:
+        """How many records the run shares with the earlier one, and its noise over that of a run without parents."""
+        own, all_labels = copy.copy(parties), parties.labels
+        hashes, y = all_labels.hashes[chosen], all_labels.y[chosen]
+        own.labels = dataclasses.replace(all_labels, hashes=hashes, y=y, key="the key")
+        folders = tuple(str(tmp_path / folder / "server") for folder in earlier)
+        config = config_of(*settings, f"privacy.epsilon={8 if earlier else 4}")
+        assert asyncio.run(own.together(config, tmp_path / name, folders)) is not None
+        plan = read_ledger(tmp_path / name / "server").plan
+        free = make_plan(request_of(msgspec.structs.replace(plan, parents=())))
+        return plan.parents[0].shared if plan.parents else -1, plan.sigma_dp / free.sigma_dp
+
+    assert compared("first", half[0]) == (-1, 1.0)
+    D = read_ledger(tmp_path / "first" / "server").plan.D
+    shared, factor = compared("whole", half[0] | half[1], "first")
+    assert shared is not None
+    assert 0 < shared < D  # test records of one run are training records of the other
+    assert factor > 1.1
+    assert compared("rest", half[1], "first") == (0, 1.0)
 
 
 def test_only_who_adds_noise_calibrates_it(parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,11 @@ from dpzv.privacy.events import Event, Gaussian, Pair, ReleaseEvent, Releases, S
 from dpzv.privacy.gdp import epsilon_of, paper_sigma_dp
 from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.ledger import Ledger
+from dpzv.privacy.lineage import parents_of
 from dpzv.privacy.plan import ParentRun, PrivacyPlan
 from dpzv.privacy.planning import make_plan
-from dpzv.privacy.statement import parents_of, read_ledger, spent
+from dpzv.privacy.record_names import UNNAMED
+from dpzv.privacy.statement import read_ledger, spent
 
 
 class Histogram(Event, Struct, frozen=True, kw_only=True, tag=True):
@@ -85,7 +87,7 @@ def test_a_new_mechanism_is_charged_once_and_read_back(tmp_path: Path) -> None:
         with pytest.raises(PrivacyRefused, match="as planned"):
             ledger.charge(msgspec.structs.replace(COUNTS, sigma=5.0))
     assert read_ledger(path).plan == plan
-    (parent,) = parents_of([path])
+    (parent,) = parents_of([path], UNNAMED)
     assert parent.events == plan.claim
     child = make_plan(asked(epsilon=3.0, parents=(parent,)))
     assert child.mu_parents == pytest.approx(gaussian_mu(plan.cost, "replace-one"), rel=1e-6)
@@ -149,7 +151,7 @@ def test_an_event_of_an_unknown_kind_is_refused_wherever_it_is_read(tmp_path: Pa
 
 
 def parent_of(events: tuple[Event, ...]) -> ParentRun:
-    return ParentRun(run_id="ab" * 16, data_fingerprint="d", noise_source="exact", events=events)
+    return ParentRun(run_id="ab" * 16, noise_source="exact", events=events)
 
 
 def test_events_of_all_kinds_come_back_bit_for_bit() -> None:

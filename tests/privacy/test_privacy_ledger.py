@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.plans import asked, earlier
+from tests.plans import asked
 
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.events import ReleaseEvent, unit_mu
 from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.ledger import Ledger
-from dpzv.privacy.plan import ParentRun, PrivacyPlan, epsilon_spent, request_of, start_event
+from dpzv.privacy.plan import PrivacyPlan, epsilon_spent, request_of, start_event
 from dpzv.privacy.planning import make_plan
 from dpzv.rng import numpy_generator
 from dpzv.terms import NoiseSourceName
@@ -502,13 +502,6 @@ def test_a_copied_ledger_is_refused_and_a_renamed_one_is_not(tmp_path: Path) -> 
     shutil.copytree(renamed, first)  # back to the old place, but another file: the ledger has moved on
     with pytest.raises(PrivacyRefused, match=rf"is a copy of {renamed}"):
         reopen(first / "ledger.sqlite", plan_of())
-
-
-def test_parents_over_other_records_are_refused(tmp_path: Path) -> None:
-    parent = ParentRun(run_id="f" * 32, data_fingerprint="data-2", noise_source="exact", events=earlier(releases=1e-4))
-    with pytest.raises(PrivacyRefused, match="other records"):
-        create(tmp_path / "ledger.sqlite", plan_of(parents=(parent,)))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_request_alone_reopens_a_ledger(tmp_path: Path) -> None:

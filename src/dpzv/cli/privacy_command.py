@@ -130,7 +130,7 @@ def plan(asked: PlanOptions) -> None:
 
 @app.command()
 def spent(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders (or ledger files) over the same records.")],
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, ledger files, or folders of runs.")],
     json: Json = False,
 ) -> None:
     """The privacy statement of one run, or of several added up, from their ledgers alone.
@@ -147,6 +147,23 @@ def spent(
     statement_text(told.text())
     typer.echo("")
     typer.echo(told.table())
+
+
+@app.command()
+def close(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run that will not go on (or its ledger file).")],
+) -> None:
+    """End an unfinished run for good: later runs that name it as a parent may then pay for what it used only.
+
+    Example: dpzv privacy close runs/first
+    """
+    from dpzv.privacy.lineage import end
+
+    view = end(folder)
+    typer.echo(
+        f"Run {view.run_id[:8]} is ended for good, with {view.releases:,} of {view.plan.T:,} releases and "
+        f"{view.head_steps:,} of {view.plan.head_steps:,} head steps; it can no longer be resumed."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from dpzv.errors import ConfigError, DataError
 
-__all__ = ["HASH_BYTES", "KEY_BYTES", "Alignment", "aligned", "keyed"]
+__all__ = ["HASH_BYTES", "KEY_BYTES", "Alignment", "aligned", "keyed", "name_of_key"]
 
 HASH_BYTES = 16
 KEY_BYTES = 32
@@ -68,6 +68,15 @@ def keyed(ids: Sequence[str], key: bytes) -> NDArray[np.uint8]:
         )
     hashes = [hashlib.blake2b(text.encode(), key=key, digest_size=HASH_BYTES).digest() for text in ids]
     return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, HASH_BYTES)
+
+
+def name_of_key(key: bytes, column: str) -> str:
+    """What tells hashes of ids under `key` from others without giving the key away.
+
+    The name of the `column` of ids is part of it: two columns may hold two kinds of ids for the same people. Ledgers
+    keep it, so it is a format.
+    """
+    return hashlib.blake2b(f"column {column}".encode(), key=key, person=b"dpzv key name").hexdigest()
 
 
 def aligned(server: NDArray[np.uint8], devices: Sequence[NDArray[np.uint8]], least: int = 1) -> Alignment:

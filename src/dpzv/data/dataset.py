@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpzv.data.schedule import holdout
 from dpzv.errors import ConfigError
+from dpzv.privacy.record_names import UNNAMED, RecordNames
 from dpzv.terms import Task
 from dpzv.validate import one_of
 
@@ -26,8 +27,10 @@ class Dataset:
     ids, from 0).
     y_train, y_test: int64 for `binary` (0, 1) and `classes` (0 .. n_classes-1), float32 for `regression`.
     n_classes: 2 for `binary`, 0 for `regression`; a public constant, never counted from labels.
-    fingerprint: identifies the training records in any encoding, so that runs over the same records can be added up.
+    fingerprint: identifies the training records in any encoding, so that a run goes on only with the records it began
+    with.
     source: one sentence on where the records come from.
+    names: of the training records, so that runs can be compared by the records they share.
     """
 
     name: str
@@ -40,13 +43,15 @@ class Dataset:
     y_test: NDArray[Any]
     fingerprint: str
     source: str
+    names: RecordNames = UNNAMED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerRecords:
     """What the server knows about the records: their labels, and what is predicted.
 
-    `outputs` counts the numbers that a head gives for a record; `fingerprint` names the training records.
+    `outputs` counts the numbers that a head gives for a record; `fingerprint` stands for all training records together,
+    and `names` names each of them.
     """
 
     name: str
@@ -55,6 +60,7 @@ class ServerRecords:
     y_train: NDArray[Any]
     y_test: NDArray[Any]
     fingerprint: str
+    names: RecordNames = UNNAMED
 
 
 def fingerprint_of(parts: Iterable[bytes | NDArray[Any]]) -> str:
@@ -100,6 +106,7 @@ def from_arrays(
     trains = tuple(_features(x, f"device {m}") for m, x in enumerate(train.x, 1))
     tests = tuple(_features(x, f"device {m}, test") for m, x in enumerate(test.x, 1))
     labels, test_labels = _labels(train.y, task, "y_train"), _labels(test.y, task, "y_test")
+    fingerprint = fingerprint or fingerprint_of([np.arange(len(labels)), labels, *trains])
     dataset = Dataset(
         name=name,
         task=task,
@@ -109,7 +116,8 @@ def from_arrays(
         y_train=labels,
         x_test=tests,
         y_test=test_labels,
-        fingerprint=fingerprint or fingerprint_of([np.arange(len(labels)), labels, *trains]),
+        fingerprint=fingerprint,
+        names=RecordNames.of_rows(fingerprint, np.arange(len(labels))),
         source="Arrays given by the caller.",
     )
     check(dataset)
@@ -143,7 +151,7 @@ def held_out(dataset: Dataset, share: float) -> Dataset:
     """`dataset` with this `share` of its training records, publicly chosen, in place of the test records.
 
     Settings are chosen with it, so that no test record is looked at. Its fingerprint is that of the smaller training
-    set.
+    set, and its records keep their names.
     """
     D = len(dataset.y_train)
     train, test = holdout(D, share)
@@ -155,6 +163,7 @@ def held_out(dataset: Dataset, share: float) -> Dataset:
         x_test=tuple(x[test] for x in dataset.x_train),
         y_test=dataset.y_train[test],
         fingerprint=fingerprint_of([dataset.fingerprint.encode(), train]),
+        names=RecordNames.of_rows(dataset.fingerprint, train),
         source=f"{dataset.source} Here {len(test)} of its {D} training records are held out for test.",
     )
     check(out)

@@ -21,6 +21,7 @@ from dpzv.durable import write_tensors
 from dpzv.errors import ConfigError, DataError, PeerError, PeerRefused
 from dpzv.network.feature_records import Digests
 from dpzv.network.wire import Rows
+from dpzv.privacy.record_names import RecordNames
 from dpzv.terms import Task
 
 __all__ = ["AlignmentState", "LabelRecords"]
@@ -30,7 +31,10 @@ FILE = "alignment.safetensors"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelRecords:
-    """The server's own records: hashed ids uint8 [n, 16], labels [n], their task, and a name for them."""
+    """The server's own records: hashed ids uint8 [n, 16], labels [n], their task, and a name for them.
+
+    `key` stands for the secret key of the hashes; empty: hashes of two runs cannot be compared.
+    """
 
     hashes: NDArray[np.uint8]
     y: NDArray[Any]
@@ -39,6 +43,7 @@ class LabelRecords:
     name: str
     meaning: dict[str, str] = field(default_factory=dict)
     """What the labels' numbers mean, in words that are compared: the column, the task, and its classes or its range."""
+    key: str = ""
 
 
 class AlignmentState:
@@ -123,7 +128,8 @@ class AlignmentState:
         outputs = own.n_classes if own.task == "classes" else 1
         # a ledger keeps the fingerprint, so these parts and their order are a format
         fingerprint = hashlib.sha256(own.hashes[train].tobytes() + own.y[train].tobytes()).hexdigest()
-        return ServerRecords(own.name, own.task, outputs, own.y[train], own.y[test], fingerprint)
+        names = RecordNames.of_hashes(own.key, own.hashes[train])
+        return ServerRecords(own.name, own.task, outputs, own.y[train], own.y[test], fingerprint, names)
 
     def _parts(self, party: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         rows = self._rows[party]

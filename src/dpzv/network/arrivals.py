@@ -24,7 +24,7 @@ from dpzv.network.wire import RELEASE
 from dpzv.protocol.bounds import LARGEST
 from dpzv.protocol.messages import Embeddings
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import noise_of, plan_of
+from dpzv.runtime.run_plan import named_parents, noise_of, plan_of
 from dpzv.runtime.server_run import Opened, ServerRun
 
 __all__ = ["Arrivals", "Arrived", "open_run"]
@@ -38,7 +38,7 @@ def open_run(config: Config, alignment: AlignmentState, folder: RunFolder) -> Se
     """The server's run over the aligned records, at its start or at its last checkpoint."""
     records, M = alignment.records(), len(config.network.devices)
     widths = per_device("devices.embedding", config.devices.embedding, M)
-    plan = plan_of(config, len(records.y_train), M)
+    plan = plan_of(config, len(records.y_train), M, named_parents(config, records.names, folder.path))
     run = ServerRun(config, records, widths, plan, noise_of(config), folder)
     try:
         run.restore()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data import party_records as records
-from dpzv.data.alignment import keyed
+from dpzv.data.alignment import keyed, name_of_key
 from dpzv.errors import ConfigError, DataError
 from dpzv.network.alignment_state import LabelRecords
 from dpzv.network.feature_records import FeatureRecords
@@ -38,7 +38,9 @@ class PartyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     server: str = ""  # device: host:port of the server
     server_name: str = "server"  # device: the name in the server's certificate
     metrics: str = ""  # server: host:port for /metrics; empty: none
-    parents: tuple[str, ...] = ()  # server: folders of earlier runs on these records, whose claims count as spent
+    parents: tuple[
+        str, ...
+    ] = ()  # server: folders of earlier runs on any of these records, whose claims count as spent
     data: dict[str, Any] = {}
 
 
@@ -69,8 +71,9 @@ class Party(msgspec.Struct, frozen=True):
             raise ConfigError("the server needs labels, got none; add [data.labels] to its file.")
         table = records.read_labels(asked)
         n_classes, name = len(asked.classes or ()), Path(asked.file).stem
+        key = name_of_key(self._key(), asked.id)
         meaning = {key: repr(getattr(asked, key)) for key in ("label", "task", "classes", "low", "high")}
-        return LabelRecords(self.hashed(table.ids), table.y, asked.task, n_classes, name, meaning)
+        return LabelRecords(self.hashed(table.ids), table.y, asked.task, n_classes, name, meaning, key)
 
     def _key(self) -> bytes:
         return read_alignment_key(self.credentials.ca.with_name("alignment.key"))

@@ -201,7 +201,8 @@ def mu_left(spent: Composition, epsilon: float, delta_dp: float, neighbours: Nei
         left = settle(used, guess=guess, first=first, least=0.0, most=left)
     if left <= 1e-6 * whole:
         raise PrivacyRefused(
-            f"the earlier runs on these records leave nothing of epsilon={epsilon:g}; raise epsilon or stop here."
+            f"the earlier runs on these records leave nothing of epsilon={epsilon:g}; raise epsilon, or use records "
+            "that none of them trained on."
         )
     return math.sqrt(left) * (1 - 1e-12)
 

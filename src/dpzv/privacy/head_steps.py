@@ -16,9 +16,10 @@ from msgspec.structs import replace
 
 from dpzv.declarations import head_rule_facts
 from dpzv.errors import ConfigError, PrivacyRefused
-from dpzv.privacy.accountant import Composition, compose, fold, gaussian_mu, mu_squared, settle
+from dpzv.privacy.accountant import Composition, compose, gaussian_mu, mu_squared, settle
 from dpzv.privacy.events import Event, Pair, SampledGaussian
 from dpzv.privacy.gdp import mu_of
+from dpzv.privacy.plan import SUM_SLACK
 from dpzv.sensitivity import MOST_SUMMED, clip_factor
 from dpzv.terms import HeadRuleName, Neighbours
 
@@ -62,8 +63,11 @@ class HeadSteps(Event, Struct, frozen=True, kw_only=True, tag=True):
     steps: int
 
     def pairs(self) -> tuple[Pair, ...]:
-        """The sampled Gaussian mechanism, once for every step."""
-        return (SampledGaussian(q=self.q, z=self.z, steps=self.steps),)
+        """The sampled Gaussian mechanism, once for every step, with the part of the noise that the account may count.
+
+        The rest of it, `SUM_SLACK`, makes up for the rounding of sums.
+        """
+        return (SampledGaussian(q=self.q, z=self.z / (1 + SUM_SLACK), steps=self.steps),)
 
     def joined(self, earlier: Event) -> Event | None:
         """Blocks of steps with the same noise are one block."""
@@ -176,7 +180,7 @@ def head_noise(
     unit = steps * (clip_factor(neighbours) * q) ** 2 / whole
 
     def used(x: float) -> float:  # the unknown is x = -log z, with which the cost grows
-        head = fold([HeadSteps(q=q, z=math.exp(-x), steps=steps)])
+        head = Composition(sampled=(SampledGaussian(q=q, z=math.exp(-x), steps=steps),))
         return mu_squared(compose(rest, head), delta_dp, neighbours) / whole
 
     def limit(square: float) -> float:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -32,6 +32,7 @@ from dpzv.privacy.ledger_file import ReleaseRow, plain_errors
 from dpzv.privacy.marker import Marker
 from dpzv.privacy.plan import PlanRequest, PrivacyPlan
 from dpzv.privacy.receipts import KEY_BYTES, Receipts
+from dpzv.privacy.record_names import UNNAMED, RecordNames
 from dpzv.terms import NoiseSourceName
 
 __all__ = ["BatchIds", "Ledger"]
@@ -60,7 +61,7 @@ class Ledger:
         """Use `create` or `open` instead."""
         self._path, self._owned, self._ids_of = path, owned, ids_of
         self._connection = owned.connection
-        meta: dict[str, Any] = dict(self._connection.execute("SELECT key, value FROM meta"))
+        meta = ledger_file.meta_of(self._connection)
         self.plan = unpacked(meta["plan"], PrivacyPlan)
         self.run_id = meta["run_id"]
         self.data_fingerprint = meta["data_fingerprint"]
@@ -68,6 +69,7 @@ class Ledger:
         self._agreed: str = meta["agreed"]
         self.receipts = Receipts(self.run_id, meta["receipt_key"])
         self.durable = self.noise_source != "seeded"
+        self.ended = ledger_file.ENDED in meta
         self.last_t = -1
         self.releases = 0
         self.heard = {m for m in range(1, self.plan.M + 1) if _HEARD.format(m=m) in meta}
@@ -93,17 +95,13 @@ class Ledger:
         noise_source: NoiseSourceName,
         ids_of: BatchIds,
         agreed: str = "",
+        names: RecordNames = UNNAMED,
     ) -> Self:
-        """A new ledger at `path`, which must not exist; an earlier run over other records is refused.
+        """A new ledger at `path`, which must not exist.
 
-        `agreed` is the TOML text of all settings that the run is bound to (`runtime/agreement.py`).
+        `agreed` is the TOML text of all settings that the run is bound to (`runtime/agreement.py`). Later runs compare
+        their records with `names`.
         """
-        for parent in plan.parents:
-            if parent.data_fingerprint != data_fingerprint:
-                raise PrivacyRefused(
-                    f"the earlier run {parent.run_id[:8]} is over other records than this one, so their budgets do not "
-                    "add up; leave it out."
-                )
         meta: dict[str, str | bytes] = {
             "run_id": secrets.token_hex(16),
             "plan": msgspec.msgpack.encode(plan),
@@ -111,6 +109,8 @@ class Ledger:
             "noise_source": noise_source,
             "agreed": agreed,
             "receipt_key": secrets.token_bytes(KEY_BYTES),
+            ledger_file.NAMES_KEY: names.key,
+            ledger_file.NAMES: names.names,
         }
         with plain_errors(path), ledger_file.create(path, meta, durable=noise_source != "seeded") as owned:
             ledger = cls(path, owned, ids_of)
@@ -219,6 +219,8 @@ class Ledger:
     def admit(self, event: ReleaseEvent) -> None:
         """Refuse an event that the plan does not allow; nothing is counted yet, and no value is looked at."""
         plan, t, last_t = self.plan, event.t, self.last_t
+        if self.ended:
+            ledger_file.refuse_ended(self._path)
         if self.releases >= plan.T:
             raise PrivacyRefused(
                 f"the plan allows {plan.T} releases and all are made; plan a new run with more rounds."
@@ -269,6 +271,8 @@ class Ledger:
             raise PrivacyRefused(f"the ledger can only charge an event, got {event!r}; define what it costs.")
         with plain_errors(self._path), self._disk:
             if event.is_new(self.charged, self.plan.events):
+                if self.ended:
+                    ledger_file.refuse_ended(self._path)
                 self._connection.execute("INSERT INTO events (event) VALUES (?)", (msgspec.msgpack.encode(event),))
                 remember(self.charged, event)
 
@@ -286,6 +290,13 @@ class Ledger:
                 with self._order:
                     stored = self.releases - len(self._waiting)  # another thread may have submitted more meanwhile
                 self._marker.write(stored)
+
+    def end(self) -> None:
+        """End the run for good: nothing more is admitted or charged, now or after the file is opened again."""
+        with plain_errors(self._path), self._disk:
+            self.flush()
+            ledger_file.end(self._connection)
+            self.ended = True
 
     def flush(self) -> None:
         """Commit the rows that wait in memory."""

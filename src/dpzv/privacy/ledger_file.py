@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -21,13 +21,20 @@ import msgspec
 from dpzv.errors import DiskError, PrivacyRefused
 
 __all__ = [
+    "ENDED",
+    "NAMES",
+    "NAMES_KEY",
     "SCHEMA",
     "Owned",
     "ReleaseRow",
     "create",
     "disown",
+    "end",
     "insert_releases",
+    "ledgers_at",
+    "meta_of",
     "plain_errors",
+    "refuse_ended",
     "reopen",
     "snapshot",
     "take_lock",
@@ -40,6 +47,8 @@ ReleaseRow = tuple[int, int, int, int, float, bytes, bytes]
 
 _ROW, _AT_ONCE = "(?, ?, ?, ?, ?, ?, ?)", 32
 SCHEMA = 7
+NAMES_KEY, NAMES, ENDED = "names_key", "names", "ended"
+"""Keys of `meta` that are formats: how records are named, their names, and whether the run is ended for good."""
 
 _OLD_COPY = "old copy"
 """The key of `meta` that a ledger gets when it turns out to be an old copy; it is a format."""
@@ -154,6 +163,32 @@ def reopen(path: Path, *, durable: bool) -> Owned:
 def disown(connection: sqlite3.Connection) -> None:
     """Note that this file is an old copy of a ledger, so that nobody opens or counts it again."""
     connection.execute("INSERT OR IGNORE INTO meta VALUES (?, 1)", (_OLD_COPY,))
+
+
+def ledgers_at(path: Path) -> list[Path]:
+    """The ledger files that a path stands for: itself, the one in that folder, or all that are anywhere below it."""
+    own = path / "ledger.sqlite"
+    if not path.is_dir() or own.exists():
+        return [(own if path.is_dir() else path).resolve()]
+    return sorted(file.resolve() for file in path.rglob("ledger.sqlite")) or [own]
+
+
+def meta_of(connection: sqlite3.Connection) -> dict[str, Any]:
+    """What the table `meta` says, without the names of records, which may be many."""
+    return dict(connection.execute("SELECT key, value FROM meta WHERE key != ?", (NAMES,)))
+
+
+def end(connection: sqlite3.Connection) -> None:
+    """Note, for as long as the file exists, that nothing more may be admitted."""
+    connection.execute("INSERT OR IGNORE INTO meta VALUES (?, 1)", (ENDED,))
+
+
+def refuse_ended(path: Path) -> NoReturn:
+    """Say that nothing more may be admitted."""
+    raise PrivacyRefused(
+        f"the run of ledger {path} was ended for good, so that later runs pay only for what it used; it cannot go on: "
+        "start a new run that names it as its parent."
+    )
 
 
 def insert_releases(connection: sqlite3.Connection, rows: list[ReleaseRow]) -> None:

@@ -45,21 +45,33 @@ They enter only through the lattice distances, each of order 1e-20."""
 
 
 class ParentRun(Struct, frozen=True, kw_only=True):
-    """An earlier run on the same records, whose whole claim (its `events` at their caps) counts as spent.
+    """An earlier run that counts as spent for the records of a new one.
 
-    With simulated noise (`noise_source` seeded) it had no guarantee, so nothing built on it has one.
+    `events` are its claim, at their caps. `used` is what happened of them, known once the run is ended for good.
+    `shared` is how many records of the new run it trained on: `None` if that cannot be told, and only a run that is
+    known to share none costs nothing. A run that is not `accounted` (the published rule, or no privacy at all) has no
+    cost that could be counted. Neither beside it nor beside simulated noise (`noise_source` seeded) is there a
+    guarantee.
     """
 
     run_id: str
-    data_fingerprint: str
     noise_source: NoiseSourceName
     events: tuple[Event, ...]
+    used: tuple[Event, ...] | None = None
+    shared: int | None = None
+    accounted: bool = True
     protects: Protects = "records"
 
     @property
-    def cost(self) -> Composition:
-        """What the run costs by itself."""
-        return fold(self.events)
+    def counts(self) -> bool:
+        """Whether it may have trained on a record of the new run."""
+        return self.shared != 0
+
+    def charged(self, *, in_full: bool) -> tuple[Event, ...]:
+        """What the run costs the worst record of the new one: its caps, or (unless `in_full`) what it used of them."""
+        if not (self.counts and self.accounted):
+            return ()
+        return self.events if in_full or self.used is None else self.used
 
 
 class PlanRequest(Struct, frozen=True, kw_only=True):
@@ -70,10 +82,11 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     batch at full cost, summed over devices; a record drawn more often is past its cap and contributes 0, so
     the claim does not depend on this number being a bound.
 
-    The budget that `parents` leave is a squared mu, split by shares: `start_share` for all private starts together,
-    `head_share` for a private head, the rest for the releases; a share that nothing uses is ignored. A private
-    head makes `head_steps` steps over an expected `head_batch` of the `D` records; without rounds (``T = 0``) it gets
-    all that the starts leave, and with ``head_steps = 0`` as well nothing is spent.
+    `parents` are earlier runs, which may have trained on the same records. The budget they leave is a squared mu, split
+    by shares: `start_share` for all private starts together, `head_share` for a private head, the rest for the
+    releases; a share that nothing uses is ignored. A private head makes `head_steps` steps over an expected
+    `head_batch` of the `D` records; without rounds (``T = 0``) it gets all that the starts leave, and with
+    ``head_steps = 0`` as well nothing is spent.
 
     `method` says what a release is: one number over a batch, or more (the rivals). With `where` = uplink a rival's
     embeddings, clipped to norm `C_h`, get the noise instead, as published; that protects nothing against devices.
@@ -101,6 +114,32 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     parents: tuple[ParentRun, ...] = ()
     where: Where = "downlink"
     C_h: float = math.inf
+
+    @property
+    def q(self) -> float:
+        """The probability that a record is in the batch of a head step; 0 without a private head."""
+        return self.head_batch / self.D
+
+    @property
+    def spends(self) -> bool:
+        """Whether anything that depends on records is released, or counts as released."""
+        return self.T > 0 or self.head_steps > 0
+
+    @property
+    def charges_in_full(self) -> bool:
+        """Whether earlier runs cost their caps, even those that are ended for good and used less.
+
+        With secretly sampled head steps they do: the noise of these steps follows from what is left of the budget, and
+        it must not depend on how far an earlier run came (docs/privacy.md, Proof 3).
+        """
+        return bool(head_rule_facts(self.head_rule).mechanism) and self.head_steps > 0 and self.q < 1
+
+    @property
+    def before(self) -> Composition:
+        """What the parents cost. The published rule knows no earlier runs, and a run without releases adds nothing."""
+        if self.accounting == "paper" or not self.spends:
+            return Composition()
+        return compose(*(fold(parent.charged(in_full=self.charges_in_full)) for parent in self.parents))
 
 
 def request_of(asked: PlanRequest) -> PlanRequest:
@@ -161,16 +200,6 @@ class PrivacyPlan(PlanRequest, frozen=True, kw_only=True):
         return method_facts(self.method).per_record
 
     @property
-    def q(self) -> float:
-        """The probability that a record is in the batch of a head step; 0 without a private head."""
-        return self.head_batch / self.D
-
-    @property
-    def spends(self) -> bool:
-        """Whether anything that depends on records is released, or counts as released."""
-        return self.T > 0 or self.head_steps > 0
-
-    @property
     def claimed_epsilon(self) -> float:
         """Epsilon for the plan's own neighbours: the one asked for, or 0 when nothing is released.
 
@@ -203,7 +232,7 @@ class PrivacyPlan(PlanRequest, frozen=True, kw_only=True):
     @property
     def cost(self) -> Composition:
         """What the claim costs: this run at its caps, and its parents."""
-        return compose(fold(self.claim), *(parent.cost for parent in self.parents))
+        return compose(fold(self.claim), self.before)
 
 
 def start_event(plan: PrivacyPlan, m: int) -> Start:

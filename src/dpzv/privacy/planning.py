@@ -124,7 +124,7 @@ def _uplink(asked: PlanRequest) -> PrivacyPlan:
 
 def _exact(asked: PlanRequest) -> PrivacyPlan:
     """The plan of the exact account: batches are public, squares of Gaussian parts add up, the head gets the rest."""
-    before = replace(accountant.compose(*(parent.cost for parent in asked.parents)), lattice=0.0)
+    before = replace(asked.before, lattice=0.0)
     for share in accountant.LATTICE_SHARES:
         delta_dp = asked.delta_dp * (1 - share)
         budget = accountant.mu_left(before, asked.epsilon, delta_dp, asked.neighbours) * (1 - _SLACK)
@@ -245,14 +245,10 @@ def _refuse_uncovered(asked: PlanRequest) -> None:
             "zero-out does not bound what is learnt about a label, got protects=labels with "
             "neighbours=zero-out; choose neighbours=replace-one or protects=records."
         )
-    if asked.protects == "records" and any(parent.protects == "labels" for parent in asked.parents):
+    if asked.protects == "records" and any(parent.protects == "labels" and parent.counts for parent in asked.parents):
         raise PrivacyRefused(
             "an earlier run protected labels only, so its releases may carry features without noise, got "
             "protects=records now; choose protects=labels or other records."
-        )
-    if asked.parents and asked.accounting == "paper":
-        raise PrivacyRefused(
-            "the published rule knows no earlier runs, got parents with accounting=paper; choose accounting=exact."
         )
     head_rule = head_rule_facts(asked.head_rule)
     if asked.accounting == "paper" and head_rule.mechanism:
@@ -342,6 +338,8 @@ def _warnings(asked: PlanRequest) -> tuple[str, ...]:
             f"delta_dp = {asked.delta_dp:g} is above 1/D = {1 / asked.D:.2g}, so the claim would allow one "
             "record to be given away whole; choose a smaller delta_dp."
         )
+    if asked.accounting == "paper" and asked.parents:
+        found.append(f"the published rule knows no earlier runs: its figure leaves out the {len(asked.parents)} named.")
     if asked.protects == "labels" and private_starts(asked):
         name, free = asked.starts[private_starts(asked)[0]], listed(facts for facts in STARTS.values() if facts.reads)
         found.append(f"the {name} starts are charged although labels alone are protected; start {free} is free there.")

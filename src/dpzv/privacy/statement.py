@@ -6,7 +6,7 @@ import math
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from msgspec import Struct
 
@@ -17,12 +17,22 @@ from dpzv.privacy.accountant import Composition, compose, delta_of_parts, epsilo
 from dpzv.privacy.events import Event, Releases, Start, unit_mu, unpacked
 from dpzv.privacy.gdp import epsilon_of, mu_of, true_mu_of_paper
 from dpzv.privacy.head_steps import HeadSteps, steps_of
-from dpzv.privacy.ledger_file import snapshot
+from dpzv.privacy.ledger_file import ENDED, ledgers_at, meta_of, snapshot
 from dpzv.privacy.plan import ParentRun, PrivacyPlan, epsilon_spent
 from dpzv.sensitivity import clip_factor
 from dpzv.terms import Accounting, Neighbours, NoiseSourceName, Protects
 
-__all__ = ["LedgerView", "PlanPart", "RunSpent", "parents_of", "parts_of", "read_ledger", "spent", "statement"]
+__all__ = [
+    "LedgerView",
+    "PlanPart",
+    "RunSpent",
+    "largest_sum",
+    "parts_of",
+    "read_ledger",
+    "read_ledgers",
+    "spent",
+    "statement",
+]
 
 _RATES = (0.01, 0.001)
 
@@ -60,9 +70,8 @@ def parts_of(plan: PrivacyPlan) -> tuple[PlanPart, ...]:
         head = PlanPart(name="head", mu=plan.mu_head, epsilon=epsilon, q=plan.q, z=plan.z, steps=plan.head_steps)
         found.append(head)
     if plan.parents:
-        before = compose(*(parent.cost for parent in plan.parents))
         names = ", ".join(parent.run_id[:8] for parent in plan.parents)
-        epsilon = epsilon_of_parts(before, plan.delta_dp, plan.neighbours)
+        epsilon = epsilon_of_parts(plan.before, plan.delta_dp, plan.neighbours)
         found.append(PlanPart(name=f"earlier runs {names}", mu=plan.mu_parents, epsilon=epsilon))
     return tuple(found)
 
@@ -79,7 +88,7 @@ class RunSpent(Struct, frozen=True, kw_only=True):
 
 
 def statement(*runs: RunSpent) -> wording.Statement:
-    """One statement for all `runs`, which are over the same records; what their parents spent is in it, once.
+    """One statement for all `runs`, as if they shared all their records; what their parents spent is in it, once.
 
     Refused when the runs do not promise the same delta_dp.
     """
@@ -131,7 +140,11 @@ def statement(*runs: RunSpent) -> wording.Statement:
 
 
 class LedgerView(Struct, frozen=True, kw_only=True):
-    """One moment of a ledger. `turns` counts the releases of each device, by its number."""
+    """One moment of a ledger. `turns` is how far each device came in its schedule, by its number.
+
+    `ended` is whether the run is ended for good, so that nothing can be added. `even` is whether all batches had the
+    planned size.
+    """
 
     run_id: str
     data_fingerprint: str
@@ -140,6 +153,8 @@ class LedgerView(Struct, frozen=True, kw_only=True):
     releases: int
     head_steps: int
     turns: dict[int, int]
+    ended: bool
+    even: bool
 
 
 def read_ledger(path: Path) -> LedgerView:
@@ -147,75 +162,60 @@ def read_ledger(path: Path) -> LedgerView:
     return snapshot(path / "ledger.sqlite" if path.is_dir() else path, _view)
 
 
+def read_ledgers(paths: Sequence[Path]) -> list[tuple[Path, LedgerView]]:
+    """The ledgers of all runs at and below `paths`, with their files; refused if a run is there twice."""
+    found = [(file, read_ledger(file)) for file in dict.fromkeys(file for path in paths for file in ledgers_at(path))]
+    if len({view.run_id for _, view in found}) < len(found):
+        raise PrivacyRefused("the same run was given twice (a copied folder is the same run); name each run once.")
+    return found
+
+
+def largest_sum(view: LedgerView) -> float:
+    """A bound on every record's sum of (C / (B sigma_dp))^2 so far: infinite if batches had other sizes than planned.
+
+    After n turns of a device no record was in more than ceil(n*B/D) of its batches (`BatchSchedule`).
+    """
+    plan = view.plan
+    if not view.releases:
+        return 0.0
+    most = sum(-(-turns * plan.B // plan.D) for turns in view.turns.values())
+    return most * unit_mu(plan.event(t=0, m=0, position=0, B=plan.B)) ** 2 if view.even else math.inf
+
+
 def _view(connection: sqlite3.Connection) -> LedgerView:
-    meta: dict[str, Any] = dict(connection.execute("SELECT key, value FROM meta"))
+    meta = meta_of(connection)
     events = connection.execute("SELECT event FROM events")
-    turns: dict[int, int] = dict(connection.execute("SELECT m, COUNT(*) FROM releases GROUP BY m"))
+    plan = unpacked(meta["plan"], PrivacyPlan)
+    rows = connection.execute("SELECT m, COUNT(*), MAX(position) + 1, MIN(B), MAX(B) FROM releases GROUP BY m")
+    counted: list[tuple[int, int, int, int, int]] = rows.fetchall()
     return LedgerView(
         run_id=meta["run_id"],
         data_fingerprint=meta["data_fingerprint"],
         noise_source="exact" if meta["noise_source"] == "exact" else "seeded",
-        plan=unpacked(meta["plan"], PrivacyPlan),
-        releases=sum(turns.values()),
+        plan=plan,
+        releases=sum(releases for _, releases, *_ in counted),
         head_steps=steps_of([unpacked(packed, Event) for (packed,) in events]),
-        turns=turns,
+        turns={m: turns for m, _, turns, *_ in counted},
+        ended=ENDED in meta,
+        even=all(least == most == plan.B for *_, least, most in counted),
     )
 
 
 def spent(paths: Sequence[Path]) -> wording.Statement:
-    """The statement of the runs whose ledgers (or run folders) are `paths`, added up.
+    """The statement of all runs at and below `paths`, added up as if they shared all their records.
 
-    Formal guarantee: the runs and their parents, each at its caps, are jointly (epsilon, delta_dp)-DP. Refused when
-    they are over different records, or one is given twice.
+    Formal guarantee: the runs and their parents, each at its caps, are jointly (epsilon, delta_dp)-DP for a record that
+    any of them trained on. Refused when one is given twice.
     """
-    views = [read_ledger(path) for path in paths]
-    if not views:
+    if not paths:
         raise ConfigError("expected at least one run folder, got none; name the runs to add up.")
-    _refuse_other_records(views)
-    return statement(*map(_run, views))
-
-
-def parents_of(paths: Sequence[Path]) -> tuple[ParentRun, ...]:
-    """The runs at `paths` and their own parents, each once, for the `parents` of a new plan's request."""
-    views = [read_ledger(path) for path in paths]
-    _refuse_other_records(views)
-    found: dict[str, ParentRun] = {}
-    for view in views:
-        if math.isinf(view.plan.claimed_epsilon) or view.plan.accounting == "paper":
-            raise PrivacyRefused(
-                f"the run {view.run_id[:8]} has no exact account, so nothing can be planned beside it; "
-                "use other records or accept that no guarantee holds."
-            )
-        for parent in view.plan.parents:
-            found.setdefault(parent.run_id, parent)
-        found[view.run_id] = ParentRun(
-            run_id=view.run_id,
-            data_fingerprint=view.data_fingerprint,
-            noise_source=view.noise_source,
-            events=view.plan.claim,
-            protects=view.plan.protects,
-        )
-    return tuple(found[name] for name in sorted(found))
-
-
-def _refuse_other_records(views: Sequence[LedgerView]) -> None:
-    if len({view.data_fingerprint for view in views}) > 1:
-        raise PrivacyRefused(
-            "runs add up over the same records only, got "
-            + ", ".join(f"{view.run_id[:8]} over {view.data_fingerprint[:12]}" for view in views)
-            + "; state runs over different records apart."
-        )
-    if len({view.run_id for view in views}) < len(views):
-        raise PrivacyRefused("the same run was given twice (a copied folder is the same run); name each run once.")
+    return statement(*(_run(view) for _, view in read_ledgers(paths)))
 
 
 def _run(view: LedgerView) -> RunSpent:
     """What happened so far; each device's schedule is taken to go through all records in turn."""
     plan = view.plan
-    square = 0.0
-    if view.releases and math.isfinite(plan.cap):
-        most = sum(-(-turns * plan.B // plan.D) for turns in view.turns.values())
-        square = min(plan.cap, most * unit_mu(plan.event(t=0, m=0, position=0, B=plan.B)) ** 2)
+    square = min(plan.cap, largest_sum(view)) if math.isfinite(plan.cap) else 0.0
     return RunSpent(
         run_id=view.run_id,
         plan=plan,
@@ -227,10 +227,32 @@ def _run(view: LedgerView) -> RunSpent:
 
 
 def _joint_cost(runs: Sequence[RunSpent]) -> Composition:
-    """All runs at their caps and all their parents, each once."""
-    costs = {parent.run_id: parent.cost for run in runs for parent in run.plan.parents if run.plan.spends}
-    costs |= {run.run_id: fold(run.plan.claim) for run in runs}
-    return compose(*costs.values())
+    """All runs and all their parents, as if they shared all their records.
+
+    A run that another one counts as its parent is in that one's claim already. Parents count once, at their caps; but
+    where runs paid only for what a parent used, each got the rest for itself, so each counts what it paid.
+    """
+    counted = {parent.run_id for run in runs for parent in _counted_parents(run)}
+    last = [run for run in runs if run.run_id not in counted]
+    if len(last) == 1:
+        return last[0].plan.cost
+    in_full: dict[str, Composition] = {}
+    in_part: list[tuple[str, Composition]] = []
+    for run in last:
+        parts = {} if run.plan.charges_in_full else {p.run_id: p.used for p in _counted_parents(run) if p.used}
+        in_part += [(name, fold(events)) for name, events in parts.items()]
+        # a parent that shares no record with this run may share some with another one
+        in_full |= {p.run_id: fold(p.events) for p in run.plan.parents if run.plan.spends and p.run_id not in parts}
+    paid = {name for name, _ in in_part}
+    claims = {run.run_id: fold(run.plan.claim) for run in last}
+    whole = {name: cost for name, cost in in_full.items() if name not in paid} | claims
+    return compose(*whole.values(), *(cost for _, cost in in_part))
+
+
+def _counted_parents(run: RunSpent) -> list[ParentRun]:
+    """The earlier runs whose cost is in the run's own claim."""
+    exact = run.plan.spends and run.plan.accounting == "exact"
+    return [parent for parent in run.plan.parents if exact and parent.counts and parent.accounted]
 
 
 def _epsilons(plans: Sequence[PrivacyPlan], cost: Composition) -> dict[Neighbours, float]:
@@ -270,7 +292,7 @@ def _verdict(runs: Sequence[RunSpent]) -> tuple[bool, str]:
     for run, (guarantee, why) in zip(runs, found, strict=True):
         if not guarantee:
             return False, f"run {run.run_id[:8]}: {why}"
-    return True, f"{len(runs)} runs over the same records, each: {found[0][1]}"
+    return True, f"{len(runs)} runs, added up as if they shared all records, each: {found[0][1]}"
 
 
 def _covered(plans: Sequence[PrivacyPlan]) -> tuple[str, ...]:
@@ -280,14 +302,17 @@ def _covered(plans: Sequence[PrivacyPlan]) -> tuple[str, ...]:
     names = ["every Delta"] if any(plan.T for plan in spending) else ["w_0, if it leaves (devices are sent nothing)"]
     names += [f"head rule {name}" for name in sorted({plan.head_rule for plan in spending})]
     names += [f"start {name}" for name in sorted({start for plan in spending for start in plan.starts})]
-    parents = dict.fromkeys(parent.run_id[:8] for plan in spending for parent in plan.parents)
-    return (*names, *(f"earlier run {name}" for name in parents))
+    parents = dict.fromkeys(wording.earlier_run(plan, parent) for plan in spending for parent in plan.parents)
+    return (*names, *parents)
 
 
 def _not_covered(plans: Sequence[PrivacyPlan]) -> tuple[str, ...]:
+    found = list(wording.NOT_COVERED)
     if any(start_facts(start).given for plan in plans for start in plan.starts):
-        return (*wording.NOT_COVERED, "given start weights, if they were made from these records")
-    return wording.NOT_COVERED
+        found.append("given start weights, if they were made from these records")
+    if any(parent.shared is None or parent.shared < plan.D for plan in plans for parent in plan.parents):
+        found.append("a choice of settings by the scores of earlier runs on records that they did not train on")
+    return tuple(found)
 
 
 def _line(run: RunSpent) -> wording.RunLine:

@@ -10,10 +10,10 @@ import msgspec
 from msgspec import Struct
 
 from dpzv.declarations import head_rule_facts, method_facts, start_facts
-from dpzv.privacy.plan import PrivacyPlan
+from dpzv.privacy.plan import ParentRun, PrivacyPlan
 from dpzv.terms import Accounting, HeadRuleName, MethodName, Neighbours, NoiseSourceName, Protects
 
-__all__ = ["Artefact", "RunLine", "Statement", "artefacts_of", "verdict"]
+__all__ = ["Artefact", "RunLine", "Statement", "artefacts_of", "earlier_run", "verdict"]
 
 ADVERSARY = (
     "any coalition of devices, all of them included; they know their own features, weights and directions, "
@@ -33,7 +33,7 @@ NOT_COVERED = (
     "predictions and whatever else leaves after training",
     "timing and order of messages",
     "validation records",
-    "other runs on the same records (they add up)",
+    "other runs on any of these records that are not named as earlier runs (they add up)",
     "a ledger restored from a backup",
 )
 _PROTECTED: dict[Protects, str] = {
@@ -190,9 +190,29 @@ def verdict(plan: PrivacyPlan, noise_source: NoiseSourceName) -> tuple[bool, str
         return False, f"simulated noise: what this plan would guarantee with secret noise{nothing}"
     if not plan.spends:
         return True, "nothing is released"
-    if any(parent.noise_source == "seeded" for parent in plan.parents):
-        return False, "an earlier run that this one adds up with had simulated noise"
+    for parent in plan.parents:
+        if parent.counts and not parent.accounted:
+            return False, (
+                f"the earlier run {parent.run_id[:8]} may have trained on the same records and has no account that "
+                "holds against devices, so no figure holds for these records"
+            )
+        if parent.counts and parent.noise_source == "seeded":
+            return False, (
+                f"the earlier run {parent.run_id[:8]} may have trained on the same records and had simulated noise, "
+                "which whoever knows its seed can remove"
+            )
     return True, "exact account, covered head rule and starts, secret noise, ledger before every release"
+
+
+def earlier_run(plan: PrivacyPlan, parent: ParentRun) -> str:
+    """What an earlier run counts for under `plan`, in words."""
+    name = f"earlier run {parent.run_id[:8]}"
+    if not parent.counts:
+        return f"{name} (it shares no record with this one, by their names, and costs it nothing)"
+    shared = "" if parent.shared is None else f" ({parent.shared:,} of {plan.D:,} records are shared)"
+    if plan.charges_in_full or parent.used is None:
+        return f"{name} in full{shared}"
+    return f"{name} as far as it came before it was ended for good{shared}"
 
 
 def _lines(told: Statement) -> list[tuple[str, str]]:

@@ -42,7 +42,10 @@ def open_gate(
     }
     # the ledger is made before anything else that a run leaves behind, so whatever is there was once charged
     new = not path.exists() and not folder.traces
-    ledger = Ledger.create(path, **common) if new else Ledger.open(path, **common, at_least=known or 0)
+    if new:
+        ledger = Ledger.create(path, **common, names=records.names)
+    else:
+        ledger = Ledger.open(path, **common, at_least=known or 0)
     try:
         _refuse_other_noise(ledger.plan, plan)
         for i in private_starts(ledger.plan):

@@ -31,7 +31,7 @@ def resume(path: Path, observe: Observer, max_seconds: float) -> dict[str, Any] 
         return folder.read_summary()
     config = folder.config()
     data = load_data(config)
-    simulation = Simulation(config, data, partial(make_networks, config, data))
+    simulation = Simulation(config, data, partial(make_networks, config, data), path)
     with simulation.opened(folder):
         return simulation.run(observe, max_seconds)
 

@@ -10,13 +10,14 @@ from msgspec import Struct
 from dpzv.config import Config, per_device
 from dpzv.declarations import start_facts
 from dpzv.errors import ConfigError
+from dpzv.privacy.lineage import parents_of
 from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
-from dpzv.privacy.plan import MOST_NUMBERS, PlanRequest, PrivacyPlan, participation_cap
+from dpzv.privacy.plan import MOST_NUMBERS, ParentRun, PlanRequest, PrivacyPlan, participation_cap
 from dpzv.privacy.planning import make_plan
-from dpzv.privacy.statement import parents_of
+from dpzv.privacy.record_names import RecordNames
 from dpzv.rng import seed_of
 
-__all__ = ["Sizes", "device_plan", "noise_of", "plan_of", "sizes_of"]
+__all__ = ["Sizes", "device_plan", "named_parents", "noise_of", "plan_of", "sizes_of"]
 
 
 class Sizes(Struct, frozen=True):
@@ -37,8 +38,8 @@ def sizes_of(config: Config, D: int, M: int) -> Sizes:
     return Sizes(D, M, B, rounds)
 
 
-def plan_of(config: Config, D: int, M: int) -> PrivacyPlan:
-    """The privacy plan of a run over D records and M devices; refuses what it cannot cover."""
+def plan_of(config: Config, D: int, M: int, parents: tuple[ParentRun, ...] = ()) -> PrivacyPlan:
+    """The privacy plan of a run over D records and M devices after earlier runs; refuses what it cannot cover."""
     privacy, sizes = config.privacy, sizes_of(config, D, M)
     T, B = sizes.T, sizes.B
     if config.train.q > MOST_NUMBERS:  # the account of noise on integers counts no more numbers than these
@@ -65,12 +66,17 @@ def plan_of(config: Config, D: int, M: int) -> PrivacyPlan:
         # without rounds there is no use for the head in the loop, unless it is the one that is kept
         head_steps=config.head.steps if T or config.head.final == "private" else 0,
         head_share=privacy.head_share,
-        parents=parents_of([Path(folder) for folder in privacy.parents]),
+        parents=parents,
         method=config.train.method,
         where=config.noise.where,
         C_h=privacy.C_h,
     )
     return make_plan(request)
+
+
+def named_parents(config: Config, names: RecordNames, begun: Path | None) -> tuple[ParentRun, ...]:
+    """The earlier runs that a configuration names, for a run on the records `names` that may be `begun` in a folder."""
+    return parents_of([Path(folder) for folder in config.privacy.parents], names, begun)
 
 
 def device_plan(config: Config, m: int, M: int, D: int) -> PrivacyPlan | None:

@@ -236,9 +236,11 @@ class ServerRun:
         return codec.longest(max(batches * self.plan.B, CHUNK), width)
 
     def finish(self, tests: list[Evaluation], virtual_seconds: float) -> dict[str, Any]:
-        """Fit the final head on the table, and write weights and summary: the run is finished."""
+        """Fit the final head on the table, and write weights and summary: the run is finished, and its ledger ended."""
         self.journal.tested = {message.m for message in tests}
-        return self.journal.finish(self._test_rows(tests), virtual_seconds)
+        summary = self.journal.finish(self._test_rows(tests), virtual_seconds)
+        self.ledger.end()  # only now: an ended run could not go on after a crash before its summary
+        return summary
 
     def missed(self, m: int, position: int) -> Iterator[Release]:
         """The releases that device m, whose weights are at `position`, has not applied yet; more may come meanwhile.

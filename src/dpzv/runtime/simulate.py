@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from dpzv.runtime.clock import VirtualClock, speeds_of
 from dpzv.runtime.device_networks import Networks
 from dpzv.runtime.journal import Observer
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import noise_of, plan_of, sizes_of
+from dpzv.runtime.run_plan import named_parents, noise_of, plan_of, sizes_of
 from dpzv.runtime.server_run import ServerRun
 
 __all__ = ["Simulation"]
@@ -37,9 +38,11 @@ class Simulation:
 
     server_run: ServerRun
 
-    def __init__(self, config: Config, data: Dataset, networks: Networks) -> None:
+    def __init__(self, config: Config, data: Dataset, networks: Networks, begun: Path | None = None) -> None:
+        """`begun` is the folder of a run that is to go on."""
         self._config, self._data, self._noise = config, data, noise_of(config)
-        self._plan = plan_of(config, len(data.y_train), len(data.x_train))
+        parents = named_parents(config, data.names, begun)
+        self._plan = plan_of(config, len(data.y_train), len(data.x_train), parents)
         self._speeds = speeds_of(config, self._plan.M)
         sizes, uplink = sizes_of(config, self._plan.D, self._plan.M), uplink_of(config, self._plan, self._noise)
         made = [
@@ -56,7 +59,7 @@ class Simulation:
         """Inside the block the run is open in `folder`, at its start or where it was interrupted."""
         data = self._data
         outputs = data.n_classes if data.task == "classes" else 1
-        records = ServerRecords(data.name, data.task, outputs, data.y_train, data.y_test, data.fingerprint)
+        records = ServerRecords(data.name, data.task, outputs, data.y_train, data.y_test, data.fingerprint, data.names)
         with ServerRun(self._config, records, self._widths, self._plan, self._noise, folder) as self.server_run:
             self._clock = self._started_clock()
             self._beside = Simulated(self.devices, self._clock)
