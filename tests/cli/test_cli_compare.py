@@ -171,11 +171,52 @@ def test_tuning_charges_and_tries_each_method_and_keeps_the_best(cli: Cli, tmp_p
     best = (tmp_path / "out" / "best.toml").read_text()
     assert f"eta_m = {trials[1]['settings']['train.eta_m']}  # trial 1, the best of 1" in best
     assert 'where = "uplink"' in best
+    # the trials are earlier runs of whatever goes on with their settings
+    assert tomllib.loads(best)["all"]["privacy"]["parents"] == [str(tmp_path / "out")]
+    going_on = tomllib.loads((tmp_path / "out" / "train-dpzv.toml").read_text())
+    assert going_on["privacy"]["parents"] == [str(tmp_path / "out")]
+    assert going_on["data"]["holdout"] == 0.1  # the records that judged the trials stay out
+    assert going_on["train"]["eta_m"] == trials[0]["settings"]["train.eta_m"]
     costs = json.loads((tmp_path / "out" / "compute.json").read_text())["costs"].values()
     factors = {cost["method"]: cost["factor"] for cost in costs}
     assert factors["dpzv"] == 1
     (file,) = tmp_path.glob("out/runs/vafl-*.toml")
     assert tomllib.loads(file.read_text())["devices"]["compute"] == pytest.approx(0.01 * factors["vafl"])
+
+
+@pytest.mark.soak
+def test_the_trials_of_a_tuning_are_parents_of_what_follows(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "space.toml").write_text('[dpzv]\n"train.eta_m" = [0.001, 0.003]\n')
+    sets = [part for setting in [*SHORT, "train.rounds=4"] for part in ("--set", setting)]
+    tune = ["tune", "digits", "--methods", "dpzv", "--trials", "2", "--space", "space.toml", *sets, "--out", "out"]
+    # secret noise in the trials, as in the run that follows
+    done = cli(*tune, "--epsilon", "1", "--set", "noise.source=exact", "--set", "head.rule=frozen")
+    assert done.returncode == 0, done.stderr
+    assert "count the trials as earlier runs" in done.stdout
+    together = json.loads(cli("privacy", "spent", "out", "--json").stdout)
+    assert 1 < together["epsilon"] < 2
+
+    train = ["train", "out/train-dpzv.toml", "--json"]
+    nothing = cli(*train, "--out", "nothing")
+    assert nothing.returncode == 4
+    assert "leave nothing of epsilon=1" in nothing.stderr
+    assert cli(*train, "--set", "privacy.epsilon=3", "--out", "more").returncode == 0
+    told = json.loads(cli("privacy", "spent", "more", "--json").stdout)
+    assert told["guarantee"] is True
+    assert sum("(1,294 of 1,294 records are shared)" in words for words in told["covered"]) == 2
+    assert not any("choice of settings" in words for words in told["not_covered"])
+    # with the records that judged the trials, the claim says that the choice is not covered
+    assert cli(*train, "--set", "privacy.epsilon=3", "--set", "data.holdout=0", "--out", "all").returncode == 0
+    told = json.loads(cli("privacy", "spent", "all", "--json").stdout)
+    assert sum("(1,294 of 1,438 records are shared)" in words for words in told["covered"]) == 2
+    assert any("choice of settings" in words for words in told["not_covered"])
+    # seeded trials are no less part of what follows, which is then no guarantee
+    again = cli(*tune, "--epsilon", "0.5", "--set", "head.rule=frozen")
+    assert again.returncode == 0, again.stderr
+    assert cli(*train, "--set", "privacy.epsilon=3", "--set", "noise.source=exact", "--out", "none").returncode == 0
+    told = json.loads(cli("privacy", "spent", "none", "--json").stdout)
+    assert told["guarantee"] is False
+    assert "simulated noise" in told["guarantee_why"]
 
 
 @pytest.mark.parametrize(

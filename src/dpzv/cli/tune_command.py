@@ -1,4 +1,8 @@
-"""`dpzv tune`: the same number of trials for every method, judged on a validation split."""
+"""`dpzv tune`: the same number of trials for every method, judged on a validation split.
+
+The trials train on records, so they are earlier runs of whatever goes on with what they found: the files that `tune`
+writes name its folder as a parent.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +68,7 @@ class _Trial(msgspec.Struct, frozen=True):
 
 @options.with_options(Tuning)
 def tune(asked: Tuning) -> None:
-    """Try settings drawn from a file, as many for each method, and keep the best as settings for `compare`.
+    """Try settings drawn from a file, as many for each method, and keep the best for `compare` and `train`.
 
     Example: dpzv tune digits --methods dpzv,vafl --trials 5 --space space.toml
     """
@@ -78,7 +82,8 @@ def tune(asked: Tuning) -> None:
     chosen = recipes.settings(asked.recipe, asked.accounting, asked.settings)
     always = {"data": {"holdout": HOLDOUT}, "privacy": {"accounting": asked.accounting}}
     changes = [*map(configuration.set_key, asked.set_), always]
-    names = options.methods_of(asked.methods)
+    names, name = options.methods_of(asked.methods), Path(asked.recipe).stem
+    folder = asked.out or Path("runs") / f"tune-{name}"
     drawn: list[tuple[str, int, dict[str, Any]]] = []
     configs: dict[str, Config] = {}
     for method in names:
@@ -86,13 +91,14 @@ def tune(asked: Tuning) -> None:
         for number, setting in enumerate(draw(space_of(spaces, method), asked.trials, method), 1):
             drawn.append((method, number, setting))
             made = layered(tree, chosen, method, [*changes, tree_of(setting), last])
-            configs[f"{method}-eps{epsilon:g}-trial{number}"] = configuration.parse(made)
-    name = Path(asked.recipe).stem
-    folder = asked.out or Path("runs") / f"tune-{name}"
+            configs[f"{method}-eps{epsilon:g}-trial{number}"] = _beside(configuration.parse(made), folder)
+    earlier = dict.fromkeys(parent for config in configs.values() for parent in config.privacy.parents)
     base = configuration.parse(layered(tree, {}, "", [*changes, {"train": {"method": "dpzv"}}]))
     executed = execute(configs, base, folder, asked.jobs, quiet=asked.quiet or asked.json)
     judged = _judge(drawn, executed, folder)
-    _write(judged, chosen, names, f"{name} at epsilon {epsilon:g}, {asked.accounting} accounting", folder)
+    parents = (*earlier, str(folder.resolve()))
+    _write(judged, chosen, parents, f"{name} at epsilon {epsilon:g}, {asked.accounting} accounting", folder)
+    _write_configurations(judged, list(configs.values()), parents, folder)
     if asked.json:
         sys.stdout.write(json_text(judged))
     elif not asked.quiet:
@@ -120,24 +126,54 @@ def _judge(drawn: list[tuple[str, int, dict[str, Any]]], executed: Executed, fol
     return judged
 
 
-def _write(judged: list[_Trial], settings: dict[str, Any], methods: list[str], what: str, folder: Path) -> None:
+def _beside(config: Config, folder: Path) -> Config:
+    """The configuration of a trial, without the `folder` of the trials among its parents: they are no earlier runs."""
+    parents = tuple(parent for parent in config.privacy.parents if Path(parent).resolve() != folder.resolve())
+    return msgspec.structs.replace(config, privacy=msgspec.structs.replace(config.privacy, parents=parents))
+
+
+def _best(judged: Sequence[_Trial]) -> list[_Trial]:
+    """The best trial of each method; none of a method whose trials all failed."""
+    best: dict[str, _Trial] = {}
+    for trial in judged:
+        best[trial.method] = min(best.get(trial.method, trial), trial, key=_Trial.order)
+    return [trial for trial in best.values() if trial.score is not None]
+
+
+def _write(judged: list[_Trial], settings: dict[str, Any], parents: Sequence[str], what: str, folder: Path) -> None:
     """Write trials.jsonl, and best.toml: the settings the trials began from with each method's best on top."""
     from dpzv.config import merge
     from dpzv.durable import write_atomically
-    from dpzv.runtime.search import settings_text, tree_of
+    from dpzv.runtime.search import settings_text, tree_of, with_parents
 
     write_atomically(folder / "trials.jsonl", b"".join(msgspec.json.encode(trial) + b"\n" for trial in judged))
-    best = dict(settings)
-    reasons: dict[str, str] = {}
-    for method in methods:
-        own = sorted((trial for trial in judged if trial.method == method), key=_Trial.order)
-        if own[0].score is None:
-            continue
-        best[method] = merge(best.get(method, {}), tree_of(own[0].settings))
-        told = f"trial {own[0].number}, the best of {len(own)} on held-out training records: {_figure(own[0])}"
-        reasons |= {f"{method}.{key}": told for key in own[0].settings}
+    best = with_parents(settings, parents)
+    reasons = {"all.privacy.parents": "earlier runs on these records, the trials among them"}
+    for trial in _best(judged):
+        best[trial.method] = merge(best.get(trial.method, {}), tree_of(trial.settings))
+        tried = sum(other.method == trial.method for other in judged)
+        told = f"trial {trial.number}, the best of {tried} on held-out training records: {_figure(trial)}"
+        reasons |= {f"{trial.method}.{key}": told for key in trial.settings}
     title = f"Settings for `dpzv compare`, found by `dpzv tune` for {what}."
     write_atomically(folder / "best.toml", settings_text(title, best, reasons).encode())
+
+
+def _write_configurations(
+    judged: list[_Trial], configs: Sequence[Config], parents: tuple[str, ...], folder: Path
+) -> None:
+    """Write train-METHOD.toml for each method: its best trial once more, as a run that counts all trials.
+
+    It trains on the same records as the trials. Those that judged them stay out of it, since the choice of a trial may
+    reveal them.
+    """
+    from dpzv.config import render
+    from dpzv.durable import write_atomically
+
+    change = msgspec.structs.replace
+    for trial in _best(judged):
+        config = configs[judged.index(trial)]
+        going_on = change(config, privacy=change(config.privacy, parents=parents))
+        write_atomically(folder / f"train-{trial.method}.toml", render(going_on).encode())
 
 
 def _show(judged: Sequence[_Trial], folder: Path) -> None:
@@ -152,7 +188,11 @@ def _show(judged: Sequence[_Trial], folder: Path) -> None:
         chosen = ", ".join(f"{key}={value}" for key, value in trial.settings.items())
         lines.append([trial.method, str(trial.number), _figure(trial), refitted, sent, chosen])
     typer.echo(columned(lines))
-    typer.echo(f"\nTrials and the best settings: {folder}")
+    typer.echo(
+        f"\nTrials and the best settings: {folder}\n"
+        "Runs with best.toml or train-METHOD.toml count the trials as earlier runs on their records; "
+        f"`dpzv privacy spent {folder}` says what the trials cost together."
+    )
 
 
 def _figure(trial: _Trial) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from dpzv.config import Tree, keys
+from dpzv.config import Tree, keys, merge
 from dpzv.errors import ConfigError
 from dpzv.rng import numpy_generator
 from dpzv.validate import nearest
 
-__all__ = ["draw", "settings_text", "space_of", "tree_of"]
+__all__ = ["draw", "settings_text", "space_of", "tree_of", "with_parents"]
 
 Space = dict[str, list[Any]]
 """`section.key` and the values it may take."""
@@ -68,6 +68,16 @@ def tree_of(setting: Mapping[str, Any]) -> Tree:
         section, _, field = key.partition(".")
         tree.setdefault(section, {})[field] = value
     return tree
+
+
+def with_parents(settings: Mapping[str, Any], parents: Sequence[str]) -> dict[str, Any]:
+    """`settings` in which all methods have these earlier runs, and none has others."""
+    own = {name: {**sections} for name, sections in settings.items()}
+    for sections in own.values():
+        if "privacy" in sections:
+            sections["privacy"] = {key: value for key, value in sections["privacy"].items() if key != "parents"}
+    own["all"] = merge(own.get("all", {}), {"privacy": {"parents": list(parents)}})
+    return own
 
 
 def settings_text(title: str, settings: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
