@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dpzv.data.alignment import Alignment, aligned, keyed
+from dpzv.data.alignment import Alignment, aligned, keyed, name_of_key
 from dpzv.data.dataset import Records, from_arrays, held_out
 from dpzv.data.schedule import holdout
 from dpzv.errors import ConfigError, DataError
@@ -33,6 +33,13 @@ BY_OPENSSL = {
     "Zürich": "cf0bd436cd21f745c9e695387b961996",
     "a b": "8043afa114fcb4f9207f975f1c781c30",
 }
+
+
+def test_a_key_has_a_name_for_each_column_of_ids_that_does_not_give_it_away() -> None:
+    names = {name_of_key(key, column) for key in (KEY, KEY[::-1]) for column in ("customer", "email")}
+    assert len(names) == 4
+    assert name_of_key(KEY, "email") in names
+    assert not any(KEY.hex() in name for name in names)
 
 
 def test_a_hash_is_the_keyed_blake2b_of_the_utf8_text() -> None:
