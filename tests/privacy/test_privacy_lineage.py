@@ -249,3 +249,15 @@ def test_a_run_in_use_cannot_be_ended_by_another_process(tmp_path: Path) -> None
     with reopened(first), pytest.raises(PrivacyRefused, match="in use"):
         end(first)
     assert not read_ledger(first).ended
+
+
+def test_an_old_copy_cannot_be_ended(tmp_path: Path) -> None:
+    """It knows of fewer releases than were made, so what it used would be too little."""
+    first = run(tmp_path / "a", plan_of(), rounds=4)
+    backup = (first / "ledger.sqlite").read_bytes()
+    with reopened(first) as ledger:
+        release(ledger, range(4, 24))
+    (first / "ledger.sqlite").write_bytes(backup)
+    with pytest.raises(PrivacyRefused, match="restored backup"):
+        end(first)
+    assert parents_of([first], UNNAMED)[0].used is None
