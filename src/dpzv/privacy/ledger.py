@@ -225,6 +225,8 @@ class Ledger:
             raise PrivacyRefused(
                 f"the plan allows {plan.T} releases and all are made; plan a new run with more rounds."
             )
+        if self.ended:
+            ledger_file.refuse_ended(self._path)
         if t <= last_t:
             raise PrivacyRefused(f"expected a round after {last_t}, got {t}; a round is released once, in order.")
         least = plan.min_batch if math.isfinite(plan.epsilon) else 1
