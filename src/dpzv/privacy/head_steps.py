@@ -65,7 +65,7 @@ class HeadSteps(Event, Struct, frozen=True, kw_only=True, tag=True):
     def pairs(self) -> tuple[Pair, ...]:
         """The sampled Gaussian mechanism, once for every step, with the part of the noise that the account may count.
 
-        The rest of it, `SUM_SLACK`, makes up for sums in float64.
+        The rest of it, `SUM_SLACK`, makes up for the rounding of sums.
         """
         return (SampledGaussian(q=self.q, z=self.z / (1 + SUM_SLACK), steps=self.steps),)
 

@@ -219,12 +219,12 @@ class Ledger:
     def admit(self, event: ReleaseEvent) -> None:
         """Refuse an event that the plan does not allow; nothing is counted yet, and no value is looked at."""
         plan, t, last_t = self.plan, event.t, self.last_t
-        if self.ended:
-            ledger_file.refuse_ended(self._path)
         if self.releases >= plan.T:
             raise PrivacyRefused(
                 f"the plan allows {plan.T} releases and all are made; plan a new run with more rounds."
             )
+        if self.ended:
+            ledger_file.refuse_ended(self._path)
         if t <= last_t:
             raise PrivacyRefused(f"expected a round after {last_t}, got {t}; a round is released once, in order.")
         least = plan.min_batch if math.isfinite(plan.epsilon) else 1
