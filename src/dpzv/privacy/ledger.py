@@ -219,8 +219,6 @@ class Ledger:
     def admit(self, event: ReleaseEvent) -> None:
         """Refuse an event that the plan does not allow; nothing is counted yet, and no value is looked at."""
         plan, t, last_t = self.plan, event.t, self.last_t
-        if self.ended:
-            ledger_file.refuse_ended(self._path)
         if self.releases >= plan.T:
             raise PrivacyRefused(
                 f"the plan allows {plan.T} releases and all are made; plan a new run with more rounds."
