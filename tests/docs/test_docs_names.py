@@ -69,3 +69,18 @@ def test_what_is_gone_is_noticed() -> None:
     page = "`clipped_sum` in `zo/clipping.py`, `Clip` in `zo/clipping.py`, `zo/gone.py`, `Server.gone`, `Server.ask`"
     assert missing(page) == ["zo/gone.py", "Clip in zo/clipping.py", "Server.gone"]
     assert sum(len(PLACE.findall(page.read_text())) for page in PAGES) > 20
+
+
+TEST = re.compile(r"`(test_\w+)`")
+
+
+def known_tests() -> set[str]:
+    """The names of all tests."""
+    return {
+        name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_test_that_a_page_names_is_there(page: Path) -> None:
+    assert set(TEST.findall(page.read_text())) <= known_tests()

@@ -75,6 +75,11 @@ class Conversation:
                 f"stay the same: {remedy}."
             )
 
+    @property
+    def position(self) -> int:
+        """How many batches of this device have been answered."""
+        return self.device.position if self.device is not None else 0
+
     def hello(self) -> bytes:
         """The frame that a link begins with. The server answers with everything that this device has missed."""
         if self.device is not None:

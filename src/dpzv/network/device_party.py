@@ -58,7 +58,7 @@ class DeviceParty:
         """Connect until it is the end or a stop."""
         pause, longest = 0.5, LONGEST_PAUSE
         while not self._stopping.is_set():
-            began = time.monotonic()
+            began, position = time.monotonic(), self.conversation.position
             try:
                 if await self._connect(connector):
                     if not stay:
@@ -75,7 +75,9 @@ class DeviceParty:
                 if not self.conversation.run_id:  # nothing has begun, so the operator is told at once
                     raise
                 LOG.error("%s", error)  # for example, a certificate is being renewed; try again later
-            pause = 0.5 if time.monotonic() - began > 60 else min(longest, 2 * pause)
+            # a link that was of use is no reason to wait longer: its server was perhaps only started again
+            useful = time.monotonic() - began > 60 or self.conversation.position > position
+            pause = 0.5 if useful else min(longest, 2 * pause)
             try:
                 await asyncio.wait_for(self._stopping.wait(), pause * random.uniform(0.5, 1.0))
             except TimeoutError:

@@ -25,7 +25,7 @@ from dpzv.runtime.server_run import ServerRun
 __all__ = ["Evaluations"]
 
 LOG = logging.getLogger("dpzv.server")
-LONGEST, SHORTEST = 120.0, 8.0
+LONGEST, SHORTEST = 120.0, 5.0
 """The most and the fewest seconds that a device may take for the next part of its test embeddings."""
 ROUNDS = 8
 """A part of test embeddings is no more work than two rounds, so it may take as long as this many."""
