@@ -109,7 +109,7 @@ def test_the_page_and_the_example_are_valid_files_of_parties(tmp_path: Path) -> 
     for arguments in typed(PAGE.read_text()):
         if arguments[0] == "keys" and arguments[1] != "show":
             inside = [
-                str(tmp_path / word) if before in ("--ca", "--out") else word
+                str(tmp_path / word) if before in ("--ca", "--out", "--keep-alignment") else word
                 for before, word in zip(["", *arguments], arguments, strict=False)
             ]
             done = CliRunner().invoke(app, inside)

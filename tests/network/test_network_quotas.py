@@ -13,7 +13,9 @@ from dpzv.network.server_party import ServerParty
 from dpzv.privacy.statement import read_ledger
 
 T = 202
-CONFIG = config_of("network.order=arrival", "head.rule=frozen", f"train.rounds={T}", "train.eval_every=1000")
+CONFIG = config_of(
+    "network.order=arrival", "network.max_delay=0", "head.rule=frozen", f"train.rounds={T}", "train.eval_every=1000"
+)
 
 
 async def without_the_last(parties: Parties, out: Path) -> list[int]:

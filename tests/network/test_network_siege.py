@@ -1,9 +1,9 @@
 """A run of many minutes while strangers attack its server, parties are killed at random and the disk is full once.
 
 Every party is a real process with exact noise and the durable ledger; whoever dies is started again by the same
-command, as a supervisor would. The attackers are the clients of `hostile/`, all at once. Rounds of the honest devices may never
-stop for long, the server's memory stays near that of a quiet run, and at the end the ledger, the transcript, what
-devices heard and their weights agree.
+command, as a supervisor would. The attackers are the clients of `hostile/`, all at once. Rounds of the honest devices
+may never stop for long, the server's memory stays near that of a quiet run, and at the end the ledger, the transcript,
+what devices heard and their weights agree.
 """
 
 from __future__ import annotations
