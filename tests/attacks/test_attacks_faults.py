@@ -15,7 +15,7 @@ from dpzv.attacks.audit import Finding, attack
 from dpzv.attacks.target import Machine, Target
 from dpzv.config import per_device
 from dpzv.data.schedule import BatchSchedule
-from dpzv.methods.dpsgd import DPSGD, clipped_gradient_sum
+from dpzv.methods.dpsgd import DPSGD
 from dpzv.methods.dpzv import DpzvServer
 from dpzv.methods.heads import HeadParts, OwnSGD
 from dpzv.methods.rules import Answer, Question
@@ -169,11 +169,11 @@ class FilledOnly(DPSGD):
             _, stream = noise.sample(t, j)
             filled = torch.nonzero(self._table.abs().sum(dim=1)).flatten()
             drawn = stream.random(len(filled)) < min(1.0, noise.batch / len(filled))
-            ids = filled[torch.from_numpy(drawn)]
-            sums = clipped_gradient_sum(self.head, self._table[ids], self._y[ids], self._loss, noise.C_0)
+            sums = self._sums(filled[torch.from_numpy(drawn)].numpy())
             added, _ = noise.update((), stream, self._shapes)
             for v, total, extra in zip(self.velocity, sums, added, strict=True):
-                v.copy_((total + torch.from_numpy(extra)) / noise.batch)  # without momentum
+                noisy = (total + torch.from_numpy(extra)).double() * (noise.grid or 1.0)
+                v.copy_(noisy / noise.batch)  # without momentum
 
 
 class WeakStep(DPSGD):

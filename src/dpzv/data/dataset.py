@@ -106,7 +106,7 @@ def from_arrays(
     trains = tuple(_features(x, f"device {m}") for m, x in enumerate(train.x, 1))
     tests = tuple(_features(x, f"device {m}, test") for m, x in enumerate(test.x, 1))
     labels, test_labels = _labels(train.y, task, "y_train"), _labels(test.y, task, "y_test")
-    fingerprint = fingerprint or fingerprint_of([np.arange(len(labels)), labels, *trains])
+    fingerprint = fingerprint or fingerprint_of([np.arange(np.size(labels)), labels, *trains])
     dataset = Dataset(
         name=name,
         task=task,
@@ -117,7 +117,7 @@ def from_arrays(
         x_test=tests,
         y_test=test_labels,
         fingerprint=fingerprint,
-        names=RecordNames.of_rows(fingerprint, np.arange(len(labels))),
+        names=RecordNames.of_rows(fingerprint, np.arange(np.size(labels))),
         source="Arrays given by the caller.",
     )
     check(dataset)
