@@ -17,7 +17,7 @@ test: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/pytest -m "not soak" --numprocesses 2 --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m "not soak" --numprocesses 2 --dist loadfile
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks
