@@ -89,10 +89,10 @@ class ServerParty:
                 if not trained:
                     return None
                 await self._farewell()
-                done = self._folder.finished
-                summary = (
-                    self._folder.read_summary() if done else run.finish(arrivals.evaluations.tests, run.journal.seconds)
-                )
+                if self._folder.finished:
+                    summary = self._folder.read_summary()
+                else:  # in a thread: the head may take minutes, and a supervisor must see meanwhile that this lives
+                    summary = await asyncio.to_thread(run.finish, arrivals.evaluations.tests, run.journal.seconds)
                 await self._wait_for_the_away()
                 if self._failure is not None:  # a device that came late had the receipt of a release that is lacking
                     raise self._failure

@@ -75,7 +75,7 @@ class Journal:
         self.metrics: Metrics | None = None
         self.tested: set[int] = set()  # the devices whose test embeddings the final metrics have
         self.seconds_before = 0.0
-        self._epsilon_spent = 0.0  # as of the last evaluation: with a sampled head it takes a second to compute
+        self._epsilon_spent = 0.0  # as of the last `account`: with a sampled head it takes a second to compute
         self._began = time.monotonic()
 
     @property
@@ -83,11 +83,15 @@ class Journal:
         """Wall-clock seconds of this run, over all its sittings."""
         return self.seconds_before + time.monotonic() - self._began
 
+    def account(self) -> None:
+        """Look up what the run has spent; until the next time this is shown to whoever watches."""
+        self._epsilon_spent = self._gate.epsilon_spent
+
     def evaluate(self, rows: torch.Tensor, virtual_seconds: float) -> None:
         """Measure the head in the loop on test rows, write a line of metrics, and note the targets reached."""
         server, meter = self._server, self.meter
         self.metrics = found = self._measure(server.method.head, rows)
-        self._epsilon_spent = self._gate.epsilon_spent
+        self.account()
         self._folder.metric(
             {
                 "round": server.t,
@@ -130,7 +134,7 @@ class Journal:
             final = self._measure(head, rows)
             # a file of its own: w_0 may leave the server, the refitted head may not
             write_tensors(weights / "final.safetensors", head.state_dict(), {})
-        self._epsilon_spent = self._gate.epsilon_spent
+        self.account()
         summary = self._summary(final, private, virtual_seconds)
         self._gate.ledger.flush()
         self._folder.lengths()

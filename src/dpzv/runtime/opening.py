@@ -8,6 +8,7 @@ from dpzv.config import Config
 from dpzv.data.dataset import ServerRecords
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.ledger import Ledger
+from dpzv.privacy.ledger_file import refuse_ended
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan, private_starts, start_event
 from dpzv.protocol.server import Schedules
@@ -30,7 +31,8 @@ def open_gate(
     """The gate of the run in `folder`, with a new ledger only if the folder shows no trace of an earlier one.
 
     `plan` is what is asked for now. The plan that the ledger began with is used; a run is refused if the two differ in
-    their noise, or if an agreed setting or a schedule has changed. Private starts are charged here, once.
+    their noise, if an agreed setting or a schedule has changed, or if it was ended for good. Private starts are
+    charged here, once.
     """
     path, known = folder.path / "ledger.sqlite", checkpoint.rounds(folder.checkpoint)
     common: dict[str, Any] = {
@@ -47,6 +49,8 @@ def open_gate(
     else:
         ledger = Ledger.open(path, **common, at_least=known or 0)
     try:
+        if ledger.ended and not folder.finished:  # at once: a server would else wait for batches that it may not answer
+            refuse_ended(path)
         _refuse_other_noise(ledger.plan, plan)
         for i in private_starts(ledger.plan):
             ledger.charge(start_event(ledger.plan, i))

@@ -116,6 +116,7 @@ class ServerRun:
         self.begun = True
         self.journal.meter, self.journal.targets = progress.meter, dict(progress.targets)
         self.journal.seconds_before = progress.seconds
+        self.journal.account()
         if self.folder.finished:  # its logs are complete
             return
         self.folder.cut(progress.lengths)
