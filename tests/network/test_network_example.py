@@ -1,4 +1,4 @@
-"""`examples/three_companies` runs as people run it, and what `docs/howto/deploy.md` shows exists."""
+"""`examples/three_companies` runs as people run it, and what `docs/howto/deploy.md` and `operate.md` show exists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dpzv.network.party import load_party
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "three_companies"
-PAGE = ROOT / "docs" / "howto" / "deploy.md"
+PAGE, LATER = (ROOT / "docs" / "howto" / name for name in ("deploy.md", "operate.md"))
 DEVICES = ("schedule", "weather", "registry")
 
 
@@ -84,16 +84,17 @@ def typed(page: str) -> list[list[str]]:
 
 def unknown(arguments: list[str]) -> list[str]:
     """The options that this command does not have; the command itself if it does not exist."""
-    command = arguments[:2] if arguments[0] == "keys" else arguments[:1]
+    command = arguments[:2] if arguments[0] in ("keys", "privacy") else arguments[:1]
     shown = CliRunner().invoke(app, [*command, "--help"])
     if shown.exit_code:
         return [" ".join(command)]
     return [word for word in arguments if word.startswith("--") and not re.search(rf"{word}\b", shown.output)]
 
 
-def test_the_commands_of_the_page_exist() -> None:
-    found = typed(PAGE.read_text())
-    assert {arguments[0] for arguments in found} == {"keys", "server", "device", "predict"}
+def test_the_commands_of_the_pages_exist() -> None:
+    found = typed(PAGE.read_text() + LATER.read_text())
+    assert {arguments[0] for arguments in found} == {"keys", "server", "device", "predict", "privacy"}
+    assert {arguments[1] for arguments in found if arguments[0] == "keys"} == {"init", "issue", "show", "revoke"}
     assert [unknown(arguments) for arguments in found] == [[]] * len(found)
     assert unknown(["server", "server.toml", "--stat"]) == ["--stat"]
     assert unknown(["serve", "server.toml"]) == ["serve"]
@@ -106,7 +107,7 @@ def test_the_page_and_the_example_are_valid_files_of_parties(tmp_path: Path) -> 
         tomllib.loads((EXAMPLE / "run.toml").read_text()), tomllib.loads(blocks[0])
     )  # the page shows the part that is about the network
     assert configuration.parse(agreed).network.devices == DEVICES
-    for arguments in typed(PAGE.read_text()):
+    for arguments in typed(PAGE.read_text() + LATER.read_text()):
         if arguments[0] == "keys" and arguments[1] != "show":
             inside = [
                 str(tmp_path / word) if before in ("--ca", "--out", "--keep-alignment") else word
@@ -129,7 +130,7 @@ def test_the_page_and_the_example_are_valid_files_of_parties(tmp_path: Path) -> 
 
 
 def test_links_of_the_page_lead_somewhere() -> None:
-    for page in (PAGE, EXAMPLE / "README.md"):
+    for page in (PAGE, LATER, EXAMPLE / "README.md"):
         targets = re.findall(r"\]\(([^)#\s]+)\)", page.read_text())
         assert targets
         assert [target for target in targets if not (page.parent / target).exists()] == []
