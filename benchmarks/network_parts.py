@@ -23,7 +23,7 @@ from dpzv.network.arrivals import open_run
 from dpzv.network.device_conversation import Conversation
 from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.feature_records import FeatureRecords
-from dpzv.network.wire import Rows, pack_message, pack_release, unpack
+from dpzv.network.wire import pack_message, pack_release, unpack
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Embeddings, Pending, Release
 from dpzv.protocol.server import Server
@@ -127,9 +127,9 @@ class ConstantDevice(Conversation):
 
     without_work = False
 
-    def build(self, rows: Rows) -> None:
+    def build(self, train: NDArray[np.int64], test: NDArray[np.int64], mu_start: float) -> None:
         """The device of these rows."""
-        super().build(rows)
+        super().build(train, test, mu_start)
         device = self.device
         assert device is not None
         device.method = rule = _ConstantRule(device.method)
@@ -145,7 +145,8 @@ class Parts:
         config, labels = config_of(M, noise), labels_of()
         alignment = AlignmentState(folder, labels, M, config.data.holdout, B)
         for m in range(1, M + 1):
-            alignment.take(m, labels.hashes.tobytes())
+            alignment.take(m, labels.hashes, "")
+        alignment.settle()
         run_folder = RunFolder.create(folder, configuration.render(config))
         self._run = stack.enter_context(open_run(config, alignment, run_folder))
         without_head(self._run.server)
@@ -154,7 +155,8 @@ class Parts:
         for m in range(1, M + 1):
             talk = ConstantDevice(config, FeatureRecords(*records(m)), DeviceFolder(folder / f"{m}"))
             talk.m = m
-            talk.build(alignment.rows(m))
+            rows, numbers = alignment.rows(m)
+            talk.build(numbers[: rows.train], numbers[rows.train :], rows.mu_start)
             assert talk.device is not None
             self._devices.append(talk.device)
         self._spent: dict[str, float] = {}

@@ -49,7 +49,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
 def align(folder: Path) -> Path:
     hashes = np.arange(64, dtype=np.uint8).reshape(4, 16)
     state = AlignmentState(folder, LabelRecords(hashes, np.zeros(4), "binary", 2, "x"), 1, 0.5, 1)
-    state.take(1, hashes.tobytes())
+    state.take(1, hashes, "")
+    state.settle()
     return folder / "alignment.safetensors"
 
 

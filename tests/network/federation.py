@@ -137,9 +137,12 @@ class Parties:
         await asyncio.wait_for(asyncio.gather(*devices), 30)
         return summary
 
-    async def predicted(self, config: Config, out: Path, n: int = 2) -> torch.Tensor:
-        """Predictions of the first n records by whoever comes, after the run in `out`."""
-        wanted = lambda: self.labels.hashes[:n]  # noqa: E731
+    async def predicted(self, config: Config, out: Path, n: int = 2, *, shared: bool = False) -> torch.Tensor:
+        """Predictions of the first n records (of those that all share) by whoever comes, after the run in `out`."""
+        hashes = self.labels.hashes
+        if shared:
+            hashes = hashes[aligned(hashes, [f.hashes for f in self.features]).rows[0]]
+        wanted = lambda: hashes[:n]  # noqa: E731
         predictor = Predictor(config, self.labels, RunFolder.existing(out / "server"), wanted)
         listener = MemoryListener(NAMES)
         task = asyncio.create_task(predictor.run(listener, seconds=20))

@@ -12,7 +12,7 @@ from federation import NAMES, Parties
 from dpzv.config import Config
 from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.transport import LinkLost, Stream, next_frame
-from dpzv.network.wire import Ask, Done, Ids, Receipted, Rows, Stop, Welcome, hello, pack, pack_message, unpack
+from dpzv.network.wire import Ask, Done, ListPiece, Receipted, Rows, Stop, Welcome, hello, pack, pack_message, unpack
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill
 
@@ -60,9 +60,9 @@ class Puppet:
                 await stream.write(pack(Stop("goodbye", message.final)))
                 return
             if isinstance(message, Welcome) and message.needs_ids:
-                frames = [pack(Ids(self.ids))]
+                frames = [pack(ListPiece(0, self.ids))]
             elif isinstance(message, Rows):
-                self.D, self.D_test = len(message.train) // 8, len(message.test) // 8
+                self.D, self.D_test = message.train, message.test
             elif isinstance(message, Receipted):
                 position += 1
                 frames = [self._batch(position)] if begun else []

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpzv.data import alignment as data_alignment
 from dpzv.errors import DataError, PeerError
-from dpzv.network.alignment_state import AlignmentState, LabelRecords
+from dpzv.network import alignment_state
+from dpzv.network.alignment_state import AlignmentState, LabelRecords, digest_of
 
 N = 40
 HASHES = np.random.default_rng(0).integers(0, 256, (N, 16), dtype=np.uint8)
+OWN = (np.ascontiguousarray(HASHES[::-1]), np.ascontiguousarray(HASHES[1:]))
 
 
 def state(folder: Path, hashes: Any = HASHES) -> AlignmentState:
@@ -24,8 +27,9 @@ def state(folder: Path, hashes: Any = HASHES) -> AlignmentState:
 def aligned(folder: Path) -> AlignmentState:
     """Two devices, each in an order of its own; the second lacks a record."""
     made = state(folder)
-    made.take(1, HASHES[::-1].tobytes())
-    made.take(2, HASHES[1:].tobytes())
+    for m, hashes in enumerate(OWN, 1):
+        made.take(m, hashes, digest_of(m, hashes))
+    made.settle()
     return made
 
 
@@ -56,10 +60,12 @@ def test_a_restart_finds_the_alignment(tmp_path: Path) -> None:
     assert again.complete
     assert again.counts == first.counts
     assert again.records().fingerprint == first.records().fingerprint
-    assert [again.rows(m) for m in (1, 2)] == [first.rows(m) for m in (1, 2)]
-    rows = np.frombuffer(again.rows(1).train, np.int64)
-    others = np.frombuffer(again.rows(2).train, np.int64)
-    assert (HASHES[::-1][rows] == HASHES[1:][others]).all()
+    told = [again.rows(m) for m in (1, 2)]
+    for m, (counts, numbers) in enumerate(told, 1):
+        assert counts == first.rows(m)[0]
+        assert (counts.train + counts.test, numbers.dtype) == (N - 1, np.dtype("<i8"))
+        assert (numbers == first.rows(m)[1]).all()
+    assert (OWN[0][told[0][1]] == OWN[1][told[1][1]]).all()
 
 
 def test_other_records_than_the_run_began_with_are_refused(tmp_path: Path) -> None:
@@ -70,7 +76,21 @@ def test_other_records_than_the_run_began_with_are_refused(tmp_path: Path) -> No
         state(tmp_path, HASHES[1:])
 
 
-@pytest.mark.parametrize("sent", [bytes(15), bytes(17)])
-def test_ids_that_are_no_hashes_are_refused(tmp_path: Path, sent: bytes) -> None:
-    with pytest.raises(PeerError, match=f"16 bytes each, got {len(sent)} bytes"):
-        state(tmp_path).take(1, sent)
+def test_ids_that_come_while_records_are_aligned_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that comes back with other ids meanwhile is refused, instead of being told rows of its earlier file."""
+    made, other = state(tmp_path), np.ascontiguousarray(OWN[1][::-1])
+    digests = [digest_of(m, hashes) for m, hashes in enumerate(OWN, 1)]
+    for m, hashes in enumerate(OWN, 1):
+        made.take(m, hashes, digests[m - 1])
+
+    def meanwhile(*parties: Any) -> Any:
+        made.take(2, other, digest_of(2, other))
+        return data_alignment.aligned(*parties)
+
+    monkeypatch.setattr(alignment_state, "aligned", meanwhile)
+    made.settle()
+    assert not made.needs(2, digests[1])
+    with pytest.raises(PeerError, match="device 2 has other record ids"):
+        made.needs(2, digest_of(2, other))
+    with pytest.raises(PeerError, match="only before the run begins"):
+        made.take(2, OWN[1], digests[1])

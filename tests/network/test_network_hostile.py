@@ -25,7 +25,7 @@ from dpzv.network.grpc_log import refusals_logged
 from dpzv.network.grpc_transport import GrpcListener
 from dpzv.network.keyfiles import issue_party
 from dpzv.network.server_party import ServerParty
-from dpzv.network.wire import Ids, hello, pack
+from dpzv.network.wire import ListPiece, hello, pack
 
 FREE = ("head.rule=frozen", "network.order=arrival")
 WIDE = ("head.rule=frozen", "train.method=vafl", "privacy.protects=labels", "devices.embedding=128")
@@ -44,7 +44,7 @@ def parties(tmp_path_factory: pytest.TempPathFactory) -> Parties:
 def words(parties: Parties, config: Config, m: int = 4) -> list[bytes]:
     """The hello and the ids of device m."""
     hashes = parties.features[m - 1].hashes.tobytes()
-    return [pack(hello(config, "", 0, hashes)), pack(Ids(hashes))]
+    return [pack(hello(config, "", 0, hashes)), pack(ListPiece(0, hashes))]
 
 
 class Run:

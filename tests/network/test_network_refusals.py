@@ -28,7 +28,7 @@ from dpzv.network.keyfiles import load_authority
 from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.server_party import ServerParty
 from dpzv.network.transport import Connector, LinkLost, Stream, next_frame
-from dpzv.network.wire import Ask, Done, Ids, Rows, Stop, Welcome, hello, pack, pack_message, unpack
+from dpzv.network.wire import Ask, Done, ListPiece, Rows, Stop, Welcome, hello, pack, pack_message, unpack
 from dpzv.privacy import head_steps
 from dpzv.privacy.statement import read_ledger
 from dpzv.protocol.codec import Codec
@@ -75,9 +75,9 @@ async def said(
             if isinstance(message, Stop):
                 return message.reason
             if isinstance(message, Welcome) and message.needs_ids:
-                await stream.write(pack(Ids(hashes)))
+                await stream.write(pack(ListPiece(0, hashes)))
             if isinstance(message, Rows):
-                D, D_test = len(message.train) // 8, len(message.test) // 8
+                D, D_test = message.train, message.test
             if (when == "rows" and isinstance(message, Rows)) or message == Ask("rounds"):
                 for frame in frames:
                     await stream.write(frame)
@@ -138,7 +138,7 @@ async def last_word(stream: Stream) -> str:
         ([embeddings(4, 0, 1)], "out of turn"),  # before the rounds began
         ([embeddings(1, 0, B)], "spoke for device 1"),
         ([pack(Welcome(4, "", "train", False))], "out of turn"),
-        ([pack(Ids(bytes(32)))], "out of turn"),
+        ([pack(ListPiece(0, bytes(32)))], "out of turn"),
     ],
     ids=["noise", "cut", "early", "another's name", "the server's words", "ids again"],
 )
@@ -253,7 +253,7 @@ def test_ids_that_are_there_twice_are_refused(
         async with listener.connector(NAMES[3]).connect() as stream:
             await stream.write(pack(hello(CONFIG, "", 0, twice)))
             assert isinstance(unpack(None, await next_frame(stream, 20)), Welcome)
-            await stream.write(pack(Ids(twice)))
+            await stream.write(pack(ListPiece(0, twice)))
             return await last_word(stream)
 
     caplog.set_level("INFO", "dpzv")
@@ -284,9 +284,9 @@ async def come(parties: Parties, listener: MemoryListener, name: str, *, rows: i
             if isinstance(message, Stop):
                 return message.reason
             if isinstance(message, Welcome) and message.needs_ids:
-                await stream.write(pack(Ids(hashes)))
+                await stream.write(pack(ListPiece(0, hashes)))
             if isinstance(message, Rows):
-                rows = len(message.train) // 8 if done else rows
+                rows = message.train if done else rows
             if message == Ask("fill"):
                 if rows:
                     await stream.write(pack_message(CODEC, Fill(m, 0, np.zeros((rows, WIDTH), np.float32))))

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from dpzv.config import Config
 from dpzv.network.memory_transport import MemoryListener
-from dpzv.network.wire import Rows, Welcome
+from dpzv.network.wire import ListPiece, Rows, Welcome
 from dpzv.privacy.plan import PlanRequest, PrivacyPlan, request_of
 from dpzv.privacy.planning import make_plan
 from dpzv.privacy.receipts import RECEIPT_BYTES
@@ -133,8 +133,8 @@ def test_only_who_adds_noise_calibrates_it(parties: Parties, tmp_path: Path, mon
     def welcomed(config: Config, folder: str) -> int:
         """How many plans a device makes until it is ready."""
         before, talk = len(made), parties.device(config, 1, tmp_path / folder).conversation
-        rows = np.arange(512).tobytes()
-        for message in (Welcome(1, "0" * 32, "train", False), Rows(rows, rows)):
+        rows = np.arange(1024) % 512
+        for message in (Welcome(1, "0" * 32, "train", False), Rows(512, 512), ListPiece(0, rows.tobytes())):
             assert list(talk.answers(message)) == []
         assert talk.device is not None
         return len(made) - before

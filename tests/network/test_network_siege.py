@@ -34,7 +34,7 @@ from town import Town, town
 from dpzv import config as configuration
 from dpzv.data.alignment import keyed
 from dpzv.network.keyfiles import issue_party
-from dpzv.network.wire import Ids, hello, pack
+from dpzv.network.wire import ListPiece, hello, pack
 from dpzv.privacy.statement import read_ledger
 from dpzv.runtime.assemble_device import make_device, uplink_of
 from dpzv.runtime.device_networks import make_network
@@ -108,7 +108,7 @@ class Attackers:
         for name in [*MEMBERS, "outsider"]:
             issue_party(run.folder / "ca", name, self._keys / name, None, 10)
         hashes = keyed([f"record-{i}" for i in range(N)], bytes.fromhex("5a" * 32)).tobytes()
-        frames = [pack(hello(configuration.parse(settings), "", 0, hashes)), pack(Ids(hashes))]
+        frames = [pack(hello(configuration.parse(settings), "", 0, hashes)), pack(ListPiece(0, hashes))]
         self.words = self._keys / "words.txt"
         self.words.write_text("\n".join(frame.hex() for frame in frames))
 

@@ -14,17 +14,17 @@ import safetensors
 import torch
 from numpy.typing import NDArray
 
-from dpzv.data.alignment import Alignment, aligned
+from dpzv.data.alignment import aligned
 from dpzv.data.dataset import ServerRecords
 from dpzv.data.schedule import holdout
 from dpzv.durable import write_tensors
 from dpzv.errors import ConfigError, DataError, PeerError, PeerRefused
 from dpzv.network.feature_records import Digests
-from dpzv.network.wire import Rows
+from dpzv.network.wire import ROWS, Rows
 from dpzv.privacy.record_names import RecordNames
 from dpzv.terms import Task
 
-__all__ = ["AlignmentState", "LabelRecords"]
+__all__ = ["AlignmentState", "LabelRecords", "digest_of"]
 
 FILE = "alignment.safetensors"
 
@@ -52,7 +52,7 @@ class AlignmentState:
     def __init__(self, folder: Path, labels: LabelRecords, M: int, share: float, least: int) -> None:
         """A `share` of the records is for tests; fewer shared records than `least` are refused."""
         self._file, self._labels, self._M, self._share, self._least = folder / FILE, labels, M, share, least
-        self._hashes: dict[int, bytes] = {}
+        self._sent: dict[int, tuple[NDArray[np.uint8], str]] = {}  # by device: its hashed ids, and their SHA-256
         self._rows: dict[int, NDArray[np.int64]] = {}
         self._digests: dict[int, str] = {}
         self._bound: dict[int, Digests] = {}  # what each device said of its encoding and its records
@@ -68,12 +68,12 @@ class AlignmentState:
     @property
     def missing(self) -> list[int]:
         """The devices that have not sent their ids."""
-        return [] if self.complete else [m for m in range(1, self._M + 1) if m not in self._hashes]
+        return [] if self.complete else [m for m in range(1, self._M + 1) if m not in self._sent]
 
     def needs(self, m: int, ids_sha256: str) -> bool:
         """Whether device m must send its ids; raises `PeerError` if they are not those the run began with."""
         if not self.complete:
-            return m not in self._hashes or hashlib.sha256(self._hashes[m]).hexdigest() != ids_sha256
+            return m not in self._sent or self._sent[m][1] != ids_sha256
         if self._digests[m] != ids_sha256:
             raise PeerRefused(
                 f"device {m} has other record ids than when this run began; give it the file that it had then, or "
@@ -101,26 +101,39 @@ class AlignmentState:
                 "then, or start a new run."
             )
 
-    def take(self, m: int, hashes: bytes) -> None:
-        """Take device m's hashed ids; once all devices have sent theirs, find and store the shared records."""
-        if len(hashes) % 16 or self.complete:
-            raise PeerError(
-                f"device {m} must send its hashed ids once, 16 bytes each, got {len(hashes)} bytes; its link is closed."
-            )
-        words = np.sort(np.frombuffer(hashes, np.uint64)[::2])  # the halves of two ids are equal by chance 1 in 2^64
-        if again := int(np.count_nonzero(words[1:] == words[:-1])):
-            raise PeerRefused(
-                f"device {m} must name every id once, but {again} of {len(words)} repeat another; keep one row an id."
-            )
-        self._hashes[m] = hashes
-        if len(self._hashes) == self._M:
-            arrays = [np.frombuffer(self._hashes[m], np.uint8).reshape(-1, 16) for m in range(1, self._M + 1)]
-            self._settle(aligned(self._labels.hashes, arrays, self._least))
+    def take(self, m: int, hashes: NDArray[np.uint8], digest: str) -> None:
+        """Take device m's hashed ids and their digest, which `digest_of` made."""
+        if self.complete:
+            raise PeerError(f"device {m} may send its ids only before the run begins; its link is closed.")
+        self._sent[m] = hashes, digest
 
-    def rows(self, m: int, mu_start: float = math.inf) -> Rows:
-        """What device m is told: its rows, in the common order, and the mu that its private start may cost."""
+    def settle(self) -> None:
+        """Find and store the records that all parties share, once all devices have sent their ids.
+
+        This may take minutes; meanwhile other methods may be called. Ids that come meanwhile do not count.
+        """
+        sent, bound = dict(self._sent), dict(self._bound)
+        devices = range(1, self._M + 1)
+        found = aligned(self._labels.hashes, [sent[m][0] for m in devices], self._least)
+        counts = found.counts()
+        digests = {0: _sha256(self._labels.hashes)} | {m: sent[m][1] for m in devices}
+        # the names are the format of the file: party 0 is the server, party m is device m
+        metadata = {"counts": counts} | {f"party-{p}": digest for p, digest in digests.items()}
+        meant = [bound.setdefault(m, Digests()) for m in devices]
+        metadata["bound"] = msgspec.json.encode(meant).decode()
+        metadata["labels"] = msgspec.json.encode(self._labels.meaning).decode()
+        write_tensors(self._file, {f"party-{p}": torch.from_numpy(r) for p, r in enumerate(found.rows)}, metadata)
+        self.counts, self._digests, self._bound = counts, digests, bound
+        self._rows = dict(enumerate(found.rows))  # last, since it makes the alignment complete
+        self._sent = {}
+
+    def rows(self, m: int, mu_start: float = math.inf) -> tuple[Rows, NDArray[np.int64]]:
+        """What device m is told: the numbers of its rows follow, those trained on first, in the common order.
+
+        `mu_start` is the mu that its private start may cost.
+        """
         train, test = self._parts(m)
-        return Rows(train.tobytes(), test.tobytes(), mu_start)
+        return Rows(len(train), len(test), mu_start), np.concatenate([train, test]).astype(ROWS, copy=False)
 
     def records(self) -> ServerRecords:
         """What the server knows about the shared records, in the common order."""
@@ -136,17 +149,6 @@ class AlignmentState:
         train, test = holdout(len(rows), self._share)
         return rows[train], rows[test]
 
-    def _settle(self, found: Alignment) -> None:
-        counts, ids = found.counts(), {0: self._labels.hashes.tobytes(), **self._hashes}
-        digests = {party: hashlib.sha256(data).hexdigest() for party, data in ids.items()}
-        # the names are the format of the file: party 0 is the server, party m is device m
-        metadata = {"counts": counts} | {f"party-{p}": digest for p, digest in digests.items()}
-        bound = [self._bound.setdefault(m, Digests()) for m in range(1, self._M + 1)]
-        metadata["bound"] = msgspec.json.encode(bound).decode()
-        metadata["labels"] = msgspec.json.encode(self._labels.meaning).decode()
-        write_tensors(self._file, {f"party-{p}": torch.from_numpy(r) for p, r in enumerate(found.rows)}, metadata)
-        self.counts, self._digests, self._rows = counts, digests, dict(enumerate(found.rows))
-
     def _load(self) -> None:
         try:
             with safetensors.safe_open(self._file, "np") as file:
@@ -158,7 +160,7 @@ class AlignmentState:
             meant = msgspec.json.decode(metadata["labels"], type=dict[str, str])
         except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, OSError) as error:
             raise DataError(f"{self._file} is not the alignment of this run ({error}); start a new run.") from None
-        if self._digests[0] != hashlib.sha256(self._labels.hashes.tobytes()).hexdigest():
+        if self._digests[0] != _sha256(self._labels.hashes):
             raise DataError(
                 "the server has other record ids than when this run began; give it the file that it had then, or start "
                 "a new run."
@@ -170,3 +172,17 @@ class AlignmentState:
                     f"data.labels.{name} was {before} when this run began and is {now} now, so the head's numbers "
                     "would mean something else; put back what was there, or start a new run."
                 )
+
+
+def digest_of(m: int, hashes: NDArray[np.uint8]) -> str:
+    """The SHA-256 of device m's hashed ids, uint8 [n, 16]; refuses ids that repeat. For millions it takes seconds."""
+    words = np.sort(hashes.view(np.uint64)[:, 0])  # the halves of two ids are equal by chance 1 in 2^64
+    if again := int(np.count_nonzero(words[1:] == words[:-1])):
+        raise PeerRefused(
+            f"device {m} must name every id once, but {again} of {len(words)} repeat another; keep one row an id."
+        )
+    return _sha256(hashes)
+
+
+def _sha256(hashes: NDArray[np.uint8]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(hashes).reshape(-1).data).hexdigest()

@@ -20,17 +20,21 @@ from dpzv.network.device_folder import DeviceFolder, DeviceState
 from dpzv.network.feature_records import FeatureRecords, change_of
 from dpzv.network.wire import (
     BATCHES,
+    MOST_IDS,
     PART,
+    ROWS,
     Ask,
     Control,
     Done,
-    Ids,
+    Gathered,
+    ListPiece,
     Receipted,
     Rows,
     Welcome,
     hello,
     pack,
     pack_message,
+    pieces,
 )
 from dpzv.protocol.codec import FRAMING, Codec
 from dpzv.protocol.device import Device
@@ -58,6 +62,8 @@ class Conversation:
         self.device: Device | None = None
         self.codec: Codec | None = None
         self.run_id, self.m = "", 0
+        self._announced: Rows | Ask | None = None  # what the row numbers are for that are on their way
+        self._numbers = Gathered("row numbers", 0, ROWS.itemsize)
         self._last = 0, b""  # round and receipt of the last release that was applied
         self._saved = time.monotonic()
 
@@ -82,6 +88,7 @@ class Conversation:
 
     def hello(self) -> bytes:
         """The frame that a link begins with. The server answers with everything that this device has missed."""
+        self._announced = None
         if self.device is not None:
             self.device.waiting = False  # the server sends the release of the last batch again, or asks for the batch
         state = self._state() if self.device is not None else self._folder.state()
@@ -91,11 +98,12 @@ class Conversation:
     def answers(self, message: Control | Message | Receipted) -> Iterator[bytes]:
         """Do what the server says, and give the frames to send for it, each to be sent before the next is made."""
         device, codec = self.device, self.codec
-        if isinstance(message, Welcome):
+        if self._announced is not None:
+            yield from self._taken(message, self._announced)
+        elif isinstance(message, Welcome):
             yield from self._welcomed(message)
         elif isinstance(message, Rows) and self.m:
-            if device is None:
-                self.build(message)
+            yield from self._expect(message, message.train + message.test, len(self._features.x))
         elif device is None or codec is None:
             raise PeerError(f"the server sent {type(message).__name__} before the rows; the link is closed.")
         elif isinstance(message, Receipted) and device.waiting:
@@ -126,11 +134,39 @@ class Conversation:
         if self.device is not None:
             self._folder.keep_weights(self.device)
 
-    def build(self, rows: Rows) -> None:
+    def _expect(self, message: Rows | Ask, count: int, most: int) -> Iterator[bytes]:
+        """Take note that `count` row numbers follow, and do at once what they are for if there are none."""
+        if count > most:
+            raise PeerError(f"the server may name at most {most} rows of this device, got {count}; the link is closed.")
+        self._announced, self._numbers = message, Gathered("row numbers", count, ROWS.itemsize)
+        if not count:
+            yield from self._listed(message)
+
+    def _taken(self, message: Control | Message | Receipted, what: Rows | Ask) -> Iterator[bytes]:
+        """Take a piece of the row numbers, and do what they are for once all are here."""
+        if not isinstance(message, ListPiece):
+            raise PeerError(f"row numbers must follow, the server sent {type(message).__name__}; the link is closed.")
+        self._numbers.take(message)
+        if self._numbers.complete:
+            yield from self._listed(what)
+
+    def _listed(self, what: Rows | Ask) -> Iterator[bytes]:
+        """Do what the row numbers are for: build this device's part of the run, or send embeddings of these rows."""
+        self._announced, rows, n = None, self._numbers.entries(ROWS), len(self._features.x)
+        if len(rows) and not 0 <= rows.min() <= rows.max() < n:
+            raise PeerError(
+                f"the server may name rows 0 to {n - 1} of this device's file, not others; the link is closed."
+            )
+        if isinstance(what, Rows):
+            if self.device is None:
+                self.build(rows[: what.train], rows[what.train :], what.mu_start)
+        elif self.device is not None and self.codec is not None:
+            yield from self._predicted(rows, self.device, self.codec)
+
+    def build(self, train: NDArray[np.int64], test: NDArray[np.int64], mu_start: float) -> None:
         """This device's part of the run, at its start or at its checkpoint."""
-        train, test = self._own_rows(rows.train), self._own_rows(rows.test)
         try:
-            self._make(self._config, len(train), self._features.x[train], self._features.x[test], rows.mu_start)
+            self._make(self._config, len(train), self._features.x[train], self._features.x[test], mu_start)
         except ConfigError as error:
             raise PeerError(f"the server's rows do not fit this run ({error}); the link is closed.") from None
         LOG.info("this is device %d: %d train records", self.m, len(train))
@@ -146,25 +182,32 @@ class Conversation:
         if message.mode == "predict" and self.device is None:
             self._build_to_predict()
         if message.needs_ids:
-            yield pack(Ids(self._hashes))
+            yield from pieces(self._features.hashes)
 
     def _asked(self, message: Ask, device: Device, codec: Codec) -> Iterator[bytes]:
         if message.what == "rounds":
             yield pack_message(codec, device.upload())
             return
+        if message.what == "predict":
+            yield from self._expect(message, message.rows, MOST_IDS)
+            return
         parts: Iterator[Message]
         if message.what == "fill":
             parts = device.fill(max(0, message.start))
-        elif message.what == "evaluate":
-            parts = device.evaluate(BATCHES * self._config.train.B)
         else:
-            rows = torch.from_numpy(self._features.x[self._own_rows(message.rows)])
-            width = per_device("devices.embedding", self._config.devices.embedding, self._M)[self.m - 1]
-            row = Evaluation(self.m, 0, np.empty((1, width), np.float32))
-            parts = device.embed(rows, max(1, (PART - FRAMING) // codec.payload_bytes(row)))
+            parts = device.evaluate(BATCHES * self._config.train.B)
         for part in parts:
             yield pack_message(codec, part)
         yield pack(Done(message.what))
+
+    def _predicted(self, rows: NDArray[np.int64], device: Device, codec: Codec) -> Iterator[bytes]:
+        """The embeddings of these rows."""
+        width = per_device("devices.embedding", self._config.devices.embedding, self._M)[self.m - 1]
+        row = Evaluation(self.m, 0, np.empty((1, width), np.float32))
+        chunk = max(1, (PART - FRAMING) // codec.payload_bytes(row))
+        for part in device.embed(torch.from_numpy(self._features.x[rows]), chunk):
+            yield pack_message(codec, part)
+        yield pack(Done("predict"))
 
     def _build_to_predict(self) -> None:
         """This device as it was trained, for the records that its file holds now."""
@@ -202,16 +245,6 @@ class Conversation:
         if self._folder.has_state:
             state = self._folder.restore(self.device)
             self.run_id, self._last, self._finished = state.run_id, (state.t, state.receipt), state.finished
-
-    def _own_rows(self, data: bytes) -> NDArray[np.int64]:
-        """The row numbers in `data`; raises `PeerError` if this device's file does not have one of them."""
-        n = len(self._features.x)
-        rows = np.frombuffer(data, np.int64) if len(data) % 8 == 0 else np.array([-1])
-        if len(rows) and not 0 <= rows.min() <= rows.max() < n:
-            raise PeerError(
-                f"the server may name rows 0 to {n - 1} of this device's file, not others; the link is closed."
-            )
-        return rows
 
     def _state(self) -> DeviceState:
         assert self.device is not None

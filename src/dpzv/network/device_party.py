@@ -9,18 +9,21 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dpzv.config import Config
 from dpzv.errors import ConfigError, DataError, PeerError, PeerRefused
+from dpzv.network.aside import aside
 from dpzv.network.device_conversation import Conversation
 from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.transport import GOODBYE_SECONDS, LONGEST_PAUSE, Connector, LinkLost, Stream, last_word
-from dpzv.network.wire import Stop, pack, shown, unpack
+from dpzv.network.wire import ListPiece, Stop, pack, shown, unpack
+from dpzv.runtime.assemble_device import accelerator_of
 
 __all__ = ["DeviceParty"]
 
@@ -37,7 +40,7 @@ class DeviceParty:
     """A device's links to its server, one after the other; what is said on them is its `conversation`."""
 
     def __init__(self, config: Config, features: FeatureRecords, folder: Path) -> None:
-        self._folder = DeviceFolder(folder)
+        self._config, self._folder = config, DeviceFolder(folder)
         self.conversation = Conversation(config, features, self._folder)
         self._stopping = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -50,6 +53,7 @@ class DeviceParty:
         With `stay` it goes on after that, for predictions, until it is stopped. A folder that another process uses is
         refused. Raises `PeerRefused` if the server will not have this device as it is.
         """
+        accelerator_of(self._config)  # torch keeps the number of its threads for every thread by itself
         with self._folder.held():
             self.conversation.check()
             await self._keep_connected(connector, stay=stay)
@@ -129,6 +133,9 @@ class DeviceParty:
             if isinstance(message, Stop):
                 return await self._end(stream, message)
             try:
+                if isinstance(message, ListPiece):
+                    await self._answer_aside(stream, conversation.answers(message))
+                    continue
                 for answer in conversation.answers(message):
                     async with self._writing:
                         await stream.write(answer)
@@ -137,6 +144,12 @@ class DeviceParty:
                 if stop is None:
                     raise
                 return await self._end(stream, stop)
+
+    async def _answer_aside(self, stream: Stream, answers: Iterator[bytes]) -> None:
+        """Send answers that take long to make: after the last of millions of row numbers all their rows are read."""
+        while (answer := await aside(partial(next, answers, None))) is not None:
+            async with self._writing:
+                await stream.write(answer)
 
     async def _end(self, stream: Stream, stop: Stop) -> bool:
         """Answer the server's goodbye; true if the server says not to come back."""

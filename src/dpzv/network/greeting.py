@@ -1,19 +1,31 @@
-"""The first words of a device, at the server of a run or of a prediction: who it is, and which records it has."""
+"""The first words of a device, at the server of a run or of a prediction: who it is, and which records it has.
+
+A device that comes back shows more, and that tells something of the server, too: whether its ledger is an old copy.
+"""
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
 from dpzv.config import Config
-from dpzv.errors import PeerError, PeerRefused
+from dpzv.declarations import start_facts
+from dpzv.errors import DiskError, PeerError, PeerRefused, PrivacyRefused
 from dpzv.network import wire
 from dpzv.network.transport import Peer, Stream, next_frame
+from dpzv.privacy.ledger import Ledger
 from dpzv.version import VERSION
 
-__all__ = ["greet", "hashed_ids"]
+__all__ = ["ROLLED_BACK", "check_return", "greet", "hashed_ids"]
 
-IDS_SECONDS = 600.0
-"""How long a device may take to send its ids; this is enough for a million of them over a slow line."""
 FIRST_WORD_SECONDS = 10.0
 """How long a new connection may stay silent."""
+PIECE_SECONDS = 60.0
+"""How long a device may take for the next piece of its ids; this is enough over a slow line."""
+ROLLED_BACK = "the server's ledger is an old copy, so its run has ended; ask the server's operator what follows"
+"""What a device hears of it: it has done nothing wrong."""
 
 
 async def greet(stream: Stream, config: Config) -> tuple[int, wire.Hello]:
@@ -37,11 +49,61 @@ async def greet(stream: Stream, config: Config) -> tuple[int, wire.Hello]:
     return names.index(name) + 1, hello
 
 
-async def hashed_ids(peer: Peer) -> bytes:
-    """The hashed ids of a device that has been asked for them."""
-    peer.stream.most = wire.IDS_BYTES
-    ids = wire.unpack(None, await next_frame(peer.stream, IDS_SECONDS))
-    if isinstance(ids, wire.Ids) and len(ids.hashes) % 16 == 0:
-        return ids.hashes
-    got = f"{len(ids.hashes)} bytes" if isinstance(ids, wire.Ids) else type(ids).__name__
-    raise PeerError(f"device {peer.m} must send its hashed ids, 16 bytes each, got {got}; its link is closed.")
+async def hashed_ids(peer: Peer, count: int) -> NDArray[np.uint8]:
+    """The hashed ids of a device that has been asked for its `count` ids, uint8 [count, 16]."""
+    if count > wire.MOST_IDS:
+        raise PeerRefused(
+            f"a device may have at most {wire.MOST_IDS} ids, device {peer.m} has {count}; give it fewer rows."
+        )
+    peer.stream.most = wire.PART
+    ids = wire.Gathered(f"the hashed ids of device {peer.m}", count, 16)
+    while not ids.complete:
+        piece = wire.unpack(None, await next_frame(peer.stream, PIECE_SECONDS))
+        peer.require_open()
+        if not isinstance(piece, wire.ListPiece):
+            raise PeerError(
+                f"device {peer.m} must send its hashed ids, got {type(piece).__name__}; its link is closed."
+            )
+        ids.take(piece)
+    return ids.entries(np.dtype(np.uint8)).reshape(-1, 16)
+
+
+def check_return(ledger: Ledger, m: int, hello: wire.Hello) -> PrivacyRefused | None:
+    """Refuse device m if its folder does not belong to this run; the end of the run if the ledger is an old copy."""
+    if hello.run_id and hello.run_id != ledger.run_id:
+        raise PeerRefused(
+            f"device {m} has weights of another run; give it an empty folder, or connect it to that run's server."
+        )
+    if m in ledger.heard and not hello.run_id and start_facts(ledger.plan.starts[m - 1]).private:
+        raise PeerRefused(
+            f"device {m} has lost its folder, and with it its private start, which cannot be drawn again; restore the "
+            "folder, or start a new run."
+        )
+    return _rollback(ledger, m, hello) if hello.run_id and hello.position else None
+
+
+def _rollback(ledger: Ledger, m: int, hello: wire.Hello) -> PrivacyRefused | None:
+    """The end of the run, if device m was sent a release that the ledger lacks; the ledger then never opens again.
+
+    A receipt that this server did not give proves nothing, so only the device that shows it is refused.
+    """
+    release = m, hello.position - 1, hello.t
+    if not ledger.receipts.is_valid(hello.receipt, *release):
+        raise PeerRefused(
+            f"device {m} is at batch {hello.position} and must show the receipt of its last release, got one that this "
+            "server did not give; restore its folder, or give it an empty one."
+        )
+    if ledger.knows(*release):
+        return None
+    if not ledger.durable:
+        raise PeerRefused(
+            f"device {m} was sent the release of round {hello.t}, which the server has forgotten: with simulated noise "
+            "a server that is killed loses the rounds since its last checkpoint; start a new run."
+        )
+    with suppress(DiskError):  # the run ends all the same, and the same receipt will end it again
+        ledger.disown()
+    return PrivacyRefused(
+        f"device {m} has the receipt of round {hello.t}, which the ledger does not hold: the ledger is an old copy, "
+        "and going on would draw fresh noise for what was released before. This folder never opens again, and what its "
+        "run has spent is no longer known: start a new run on other records."
+    )

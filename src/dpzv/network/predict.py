@@ -19,7 +19,7 @@ from dpzv.errors import DataError, PeerError, PeerRefused
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.greeting import greet, hashed_ids
 from dpzv.network.transport import LinkLost, Listener, Peer, Stream, last_word, next_frame
-from dpzv.network.wire import PART, Ask, Done, Hello, Welcome, unpack
+from dpzv.network.wire import MOST_IDS, PART, ROWS, Ask, Done, Hello, Welcome, unpack
 from dpzv.privacy.statement import read_ledger
 from dpzv.protocol.bounds import LARGEST, within
 from dpzv.protocol.messages import Evaluation
@@ -68,8 +68,10 @@ class Predictor:
         LOG.info("waiting for %s", ", ".join(self._names))
         try:
             hashes = await asyncio.to_thread(self._ids)  # meanwhile the devices connect
+            if len(hashes) > MOST_IDS:
+                raise DataError(f"a prediction is for at most {MOST_IDS} records, got {len(hashes)}; make several.")
             self._wanted = np.ascontiguousarray(hashes).view(np.uint64)  # [n, 2]
-            self._order = np.argsort(self._wanted[:, 0])
+            self._order = await asyncio.to_thread(np.argsort, self._wanted[:, 0])
             self._rows = np.zeros((len(hashes), int(self._offsets[-1])), np.float32)
             self._hashed.set()
             async with asyncio.timeout(seconds):
@@ -96,7 +98,7 @@ class Predictor:
             peer = Peer(m, stream)
             self._check_weights(m, hello)
             self._alignment.check_encoding(m, hello.digests)
-            await self._ask(peer)
+            await self._ask(peer, hello.ids)
             self._left.discard(peer.m)
             await peer.close("the embeddings are here", final=True)
         except PeerRefused as error:
@@ -132,14 +134,15 @@ class Predictor:
                 "hears what it has missed, or give it its folder back."
             )
 
-    async def _ask(self, peer: Peer) -> None:
-        """Everything one device has to send."""
+    async def _ask(self, peer: Peer, count: int) -> None:
+        """Everything one device has to send: its `count` ids, and embeddings of what is found among them."""
         m, stream = peer.m, peer.stream
         await peer.tell(Welcome(m, "", "predict", True))
-        ids = np.frombuffer(await hashed_ids(peer), np.uint8).reshape(-1, 16)
+        ids = await hashed_ids(peer, count)
         await self._hashed.wait()
         rows = await asyncio.to_thread(self._found, m, ids)
-        await peer.tell(Ask("predict", rows.tobytes()))
+        await peer.tell(Ask("predict", len(rows)))
+        await peer.send_list(rows)
         codec = codec_of(self._config, m, len(self._names))
         columns = slice(int(self._offsets[m - 1]), int(self._offsets[m]))
         stream.most = max(PART, codec.longest(1, columns.stop - columns.start) + 1)
@@ -176,7 +179,7 @@ class Predictor:
             words = ~wanted[:1]  # a stand-in that is not the hash of a wanted record
         order = np.argsort(words[:, 0])  # by the first half of the hash, in which no two ids agree by chance
         at = np.searchsorted(words[order, 0], wanted[self._order, 0])  # sorted queries are four times as fast
-        rows = np.empty(len(wanted), np.int64)
+        rows = np.empty(len(wanted), ROWS)
         rows[self._order] = order[np.minimum(at, len(order) - 1)]
         missing = int((words[rows] != wanted).any(axis=1).sum())
         if missing:

@@ -14,12 +14,12 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from dpzv.config import Config
-from dpzv.errors import DiskError, DpzvError, PeerError, PeerRefused
+from dpzv.errors import DataError, DiskError, DpzvError, PeerError, PeerRefused
 from dpzv.network import wire
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
-from dpzv.network.arrivals import Arrivals, Arrived, open_run
-from dpzv.network.greeting import greet, hashed_ids
-from dpzv.network.returning import ROLLED_BACK, check_return
+from dpzv.network.arrivals import Arrivals, Arrived
+from dpzv.network.beginning import align, hear_ids, open_aside, tell_rows
+from dpzv.network.greeting import ROLLED_BACK, check_return, greet
 from dpzv.network.status import DeviceStatus, Status, keep_status, notify_supervisor, status_of, write_status
 from dpzv.network.transport import (
     GOODBYE_SECONDS,
@@ -71,14 +71,10 @@ class ServerParty:
         try:
             with ExitStack() as stack:
                 stack.callback(setattr, self, "_closing", True)  # no device may be heard once the ledger is closed
-                while not self._alignment.complete and not self._stopping:
-                    await self._peers.news()
-                if self._failure is not None:
-                    raise self._failure
-                if self._stopping:
+                if not await self._align():
                     return None
                 LOG.info("records: %s", self._alignment.counts)
-                self._run = run = stack.enter_context(open_run(self._config, self._alignment, self._folder))
+                self._run = run = await open_aside(self._config, self._alignment, self._folder, stack)
                 self._arrivals = arrivals = Arrivals(run, self._peers)
                 # true after a restart for devices that were away
                 self._finished = self._folder.finished or arrivals.evaluations.restore()
@@ -105,6 +101,22 @@ class ServerParty:
             watching.cancel()
             with suppress(DiskError):  # the run's own error, if there is one, must not be hidden by this
                 write_status(self._folder.path, self.status())
+
+    async def _align(self) -> bool:
+        """Wait for the devices' ids and find the records that all share; false if stopped before."""
+        while not self._alignment.complete and not self._stopping:
+            if self._alignment.missing:
+                await self._peers.news()
+                continue
+            try:
+                await align(self._alignment)
+            except DataError as error:  # it counts records, which only the server's operator may see
+                LOG.error("%s", error)
+                self._unaligned = True
+                raise
+        if self._failure is not None:
+            raise self._failure
+        return not self._stopping
 
     async def _farewell(self) -> None:
         """Tell the devices that are here that the run is finished, and hear their goodbyes.
@@ -238,23 +250,13 @@ class ServerParty:
         self._alignment.bind(m, hello.digests)
         await peer.tell(wire.Welcome(m, "", "train", needs))
         if needs:
-            hashes = await hashed_ids(peer)
-            peer.require_open()
-            try:
-                self._alignment.take(m, hashes)
-            except PeerError:
-                raise
-            except DiskError as error:  # no round may begin on an alignment that is not on the disk
-                self._end(error)
-                raise PeerError(STOPPING) from None
-            except DpzvError as error:  # the reason counts records, which only the server's operator may see
-                LOG.error("%s", error)
-                self._unaligned = True
-                self._end(error)
-                raise PeerRefused(UNALIGNED) from None
+            await hear_ids(peer, hello, self._alignment)
             self._peers.changed.set()
         await self._aligned.wait()
         peer.require_open()
+        if needs:  # the ids of an earlier link of this device may have been aligned meanwhile
+            self._alignment.needs(m, hello.ids_sha256)
+            self._alignment.bind(m, hello.digests)
         run = self._run
         assert run is not None
         if self._closing:
@@ -263,7 +265,7 @@ class ServerParty:
             self._end(rolled_back)
             raise PeerError(ROLLED_BACK)
         await peer.tell(wire.Welcome(m, run.ledger.run_id, "train", False))
-        await peer.tell(self._alignment.rows(m, run.plan.mu_start[m - 1]))
+        await tell_rows(peer, self._alignment, run.plan.mu_start[m - 1])
         if self._closing:
             raise PeerError(STOPPING)
         for release in run.missed(m, hello.position if hello.run_id else 0):

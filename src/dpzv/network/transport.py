@@ -11,11 +11,13 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Protocol
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from dpzv.errors import PeerError
 from dpzv.network.logs import LimitedLog, shortened
-from dpzv.network.wire import CONTROL, Control, Stop, pack, unpack
+from dpzv.network.wire import CONTROL, Control, Stop, pack, pieces, unpack
 
 __all__ = [
     "GOODBYE_SECONDS",
@@ -160,6 +162,12 @@ class Peer:
     async def tell(self, control: Control) -> None:
         """Send a control message, unless the device is gone."""
         await self.send(pack(control))
+
+    async def send_list(self, entries: NDArray[Any]) -> None:
+        """Send a list whose length the device knows, in pieces; raises `LinkLost` if it goes away meanwhile."""
+        for frame in pieces(entries):
+            await self.send(frame)
+            self.require_open()
 
     async def close(
         self, reason: str, *, final: bool = False, refused: bool = False, linger: float = LINGER_SECONDS

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from dpzv import config as configuration
 from dpzv.config import Config
@@ -25,16 +28,18 @@ __all__ = [
     "BATCHES",
     "CONTROL",
     "HELLO_BYTES",
-    "IDS_BYTES",
     "MESSAGE",
+    "MOST_IDS",
     "PART",
     "PROTOCOL",
     "RELEASE",
+    "ROWS",
     "Ask",
     "Control",
     "Done",
+    "Gathered",
     "Hello",
-    "Ids",
+    "ListPiece",
     "Receipted",
     "Rows",
     "Stop",
@@ -44,28 +49,32 @@ __all__ = [
     "pack",
     "pack_message",
     "pack_release",
+    "pieces",
     "protocol_of",
     "shown",
     "unpack",
 ]
 
-MAX_CONTROL = 1 << 24
-"""The most bytes of a control message that is not `Ids` or `Rows`: a request to predict two million records."""
-
 MAX_HELLO = 1 << 14
 """The most bytes of a hello of any version."""
 
 PART = 1 << 18
-"""Bytes of the longest frame that every transport sends in one piece; a longer one may go in parts."""
+"""Bytes of the longest control frame, which every transport sends whole; longer frames of messages may go in parts."""
 
 BATCHES = 2
 """A device sends test embeddings in parts of this many batches, which are about as much work as one or two rounds."""
 
+PIECE = PART - 64
+"""Bytes of every piece of a list but the last, which is a format: with what is around it a piece has `PART` bytes."""
+
+MOST_IDS = 1 << 26
+"""The most ids of one device, and the most records of one prediction: the server keeps up to 1 GiB for a device."""
+
+ROWS = np.dtype("<i8")
+"""How row numbers are sent."""
+
 HELLO_BYTES = 4096
 """Bytes of the longest frame that a peer may send before it has said hello."""
-
-IDS_BYTES = MAX_FRAME
-"""Bytes of the longest frame of hashed ids."""
 
 MESSAGE, RELEASE, CONTROL = b"m", b"r", b"c"
 """The first byte of a frame, which is a format: it holds a message of `protocol/`, a receipt and the release that it is
@@ -79,6 +88,7 @@ Word = Annotated[str, msgspec.Meta(max_length=100)]
 """A version, a hash or the name of a run."""
 
 Sentence = Annotated[str, msgspec.Meta(max_length=2000)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 NOTHING = Digests()
 """The digests of a device that says nothing of its encoding and records."""
 
@@ -91,8 +101,8 @@ class Hello(_Control, frozen=True, tag="hello"):
     """Device -> server, first of all: versions, the hash of the agreed configuration, and how far its weights are.
 
     `run_id` is that of the run its weights belong to; empty if it has none yet. `t` and `receipt` are those of the last
-    release in its weights; 0 and empty if there is none. `ids_sha256` names its list of hashed ids, so that a changed
-    file is noticed, and `digests` what its weights mean: its encoding and its records.
+    release in its weights; 0 and empty if there is none. `ids` is how many hashed ids it has, and `ids_sha256` names
+    them, so that a changed file is noticed; `digests` says what its weights mean: its encoding and its records.
     """
 
     version: Word
@@ -102,6 +112,7 @@ class Hello(_Control, frozen=True, tag="hello"):
     position: int
     t: int
     receipt: Annotated[bytes, msgspec.Meta(max_length=RECEIPT_BYTES)]
+    ids: Count
     ids_sha256: Word
     digests: Digests = NOTHING
 
@@ -115,31 +126,37 @@ class Welcome(_Control, frozen=True, tag="welcome"):
     needs_ids: bool
 
 
-class Ids(_Control, frozen=True, tag="ids"):
-    """Device -> server: the keyed hashes of its record ids, 16 bytes each, in the order of its file."""
+class ListPiece(_Control, frozen=True, tag="piece"):
+    """Either way: a piece of a list whose length was said before, after the `start` bytes of the pieces before it.
 
-    hashes: bytes
+    A device sends the keyed hashes of its record ids, 16 bytes each, in the order of its file. The server sends row
+    numbers of the device's file, int64 with the lowest byte first.
+    """
+
+    start: Count
+    data: bytes
 
 
 class Rows(_Control, frozen=True, tag="rows"):
-    """Server -> device: which of its rows are trained on and which are tested on, int64, in the common order.
+    """Server -> device: so many of its rows are trained on and tested on; their numbers follow, in the common order.
 
     `mu_start` is what a private start of this device may cost; earlier runs on the records may have left less.
     """
 
-    train: bytes
-    test: bytes
+    train: Count
+    test: Count
     mu_start: float = math.inf
 
 
 class Ask(_Control, frozen=True, tag="ask"):
-    """Server -> device: send the first fill, begin the rounds, send test embeddings, or send embeddings of `rows`.
+    """Server -> device: send the first fill, begin the rounds, send test embeddings, or predict.
 
-    `rows` are row numbers of the device's file, int64. `start` is the train record from which the fill goes on.
+    `rows` is how many records a prediction is for, whose row numbers follow. `start` is the train record from which the
+    fill goes on.
     """
 
     what: Literal["fill", "rounds", "evaluate", "predict"]
-    rows: bytes = b""
+    rows: Count = 0
     start: int = 0
 
 
@@ -167,7 +184,7 @@ class Receipted(msgspec.Struct, frozen=True):
     receipt: bytes
 
 
-Control = Hello | Welcome | Ids | Rows | Ask | Done | Stop
+Control = Hello | Welcome | ListPiece | Rows | Ask | Done | Stop
 
 _DECODER = msgspec.msgpack.Decoder(Control)
 _ENCODER = msgspec.msgpack.Encoder()
@@ -206,8 +223,7 @@ def protocol_of(frame: bytes) -> int | None:
 def unpack(codec: Codec | None, frame: bytes) -> Control | Message | Receipted:
     """What a frame says; without a codec only control messages are allowed."""
     kind, body = frame[:1], memoryview(frame)[1:]
-    # the four bytes after the array's header begin the tag, as MessagePack writes it: "ids" or "rows"
-    most = MAX_FRAME if kind in (MESSAGE, RELEASE) or frame[2:6] in (b"\xa3ids", b"\xa4row") else MAX_CONTROL
+    most = MAX_FRAME if kind in (MESSAGE, RELEASE) else PART
     if len(frame) > most:
         raise PeerError(f"a frame of this kind has at most {most} bytes, got {len(frame)}; the link is closed.")
     if kind == MESSAGE and codec is not None:
@@ -226,6 +242,45 @@ def unpack(codec: Codec | None, frame: bytes) -> Control | Message | Receipted:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise PeerError(f"a control frame could not be decoded ({str(error)[:200]}); the link is closed.") from None
     return control
+
+
+class Gathered:
+    """A list of `count` entries of `width` bytes, as far as it has come; `what` names it in errors.
+
+    Whoever sends a list says first how long it is. All pieces but the last are equally long and they come in order, so
+    the length of every frame is known before it is read, and nothing is kept but the list.
+    """
+
+    def __init__(self, what: str, count: int, width: int) -> None:
+        self._what, self._came = what, 0
+        self._data = np.empty(count * width, np.uint8)  # memory that nothing has been written to costs nothing
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it is here."""
+        return self._came == len(self._data)
+
+    def take(self, piece: ListPiece) -> None:
+        """Add the next piece; raises `PeerError` for any other."""
+        length = min(PIECE, len(self._data) - self._came)
+        if not length or (piece.start, len(piece.data)) != (self._came, length):
+            raise PeerError(
+                f"{self._what} come in pieces, of which the next has {length} bytes and follows {self._came} bytes, "
+                f"got one of {len(piece.data)} bytes that follows {piece.start}; the link is closed."
+            )
+        self._data[self._came : self._came + length] = np.frombuffer(piece.data, np.uint8)
+        self._came += length
+
+    def entries(self, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """The whole list, as one entry after the other."""
+        return self._data.view(dtype)
+
+
+def pieces(entries: NDArray[Any]) -> Iterator[bytes]:
+    """The frames of a list."""
+    data = np.ascontiguousarray(entries).reshape(-1).view(np.uint8)
+    for start in range(0, len(data), PIECE):
+        yield pack(ListPiece(start, data[start : start + PIECE].tobytes()))
 
 
 def agreed_hash(config: Config) -> str:
@@ -250,4 +305,5 @@ def hello(
 ) -> Hello:
     """What a device says first."""
     ids_sha256 = hashlib.sha256(hashes).hexdigest()
-    return Hello(VERSION, PROTOCOL, agreed_hash(config), run_id, position, t, receipt, ids_sha256, digests)
+    ids = len(hashes) // 16, ids_sha256
+    return Hello(VERSION, PROTOCOL, agreed_hash(config), run_id, position, t, receipt, *ids, digests)
