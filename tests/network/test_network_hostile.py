@@ -216,7 +216,7 @@ def test_many_empty_arrays_and_crumbs_are_refused_at_once(
     async def act() -> int:
         async with running(parties, config, tmp_path, 3) as run:
             said = words(parties, config)
-            await until(lambda: len(run.server._alignment._hashes) == 3, 20)
+            await until(lambda: len(run.server._alignment.missing) == 1, 20)
             await asyncio.to_thread(empties.attack, run.port, parties.folder, WEST, said, 1000)  # gives its ids
             watching = asyncio.create_task(watch())
             await asyncio.to_thread(empties.attack, run.port, parties.folder, WEST, said, 1 << 20)
