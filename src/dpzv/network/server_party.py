@@ -23,7 +23,6 @@ from dpzv.network.greeting import ROLLED_BACK, check_return, greet
 from dpzv.network.status import DeviceStatus, Status, keep_status, notify_supervisor, status_of, write_status
 from dpzv.network.transport import (
     GOODBYE_SECONDS,
-    LONGEST_PAUSE,
     LinkLost,
     Listener,
     Peer,
@@ -38,7 +37,7 @@ from dpzv.runtime.server_run import ServerRun
 __all__ = ["ServerParty"]
 
 LOG = logging.getLogger("dpzv.server")
-FAREWELL_SECONDS = LONGEST_PAUSE + 10
+FAREWELL_SECONDS = 40.0
 """How long the server of a finished run waits for devices that are away, to tell them that it is finished."""
 STOPPING, FINISHED = "the server stops; come back later", "the run is finished"
 UNALIGNED = "the parties' records could not be aligned; the server's log says why."

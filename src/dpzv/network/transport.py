@@ -34,7 +34,7 @@ __all__ = [
 
 LOG = logging.getLogger("dpzv.server")
 
-LONGEST_PAUSE = 30.0
+LONGEST_PAUSE = 5.0
 """The longest pause in seconds between two attempts of a device to connect."""
 
 GOODBYE_SECONDS = 5.0
