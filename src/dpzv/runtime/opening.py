@@ -49,9 +49,9 @@ def open_gate(
     else:
         ledger = Ledger.open(path, **common, at_least=known or 0)
     try:
+        _refuse_other_noise(ledger.plan, plan)
         if ledger.ended and not folder.finished:  # at once: a server would else wait for batches that it may not answer
             refuse_ended(path)
-        _refuse_other_noise(ledger.plan, plan)
         for i in private_starts(ledger.plan):
             ledger.charge(start_event(ledger.plan, i))
     except BaseException:
