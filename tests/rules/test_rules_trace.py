@@ -37,6 +37,10 @@ def test_the_page_names_every_file_on_the_way(kind: str) -> None:
     assert [file for file in dict(hops(kind)) if not re.search(rf"(?<![\w/]){re.escape(file)}", page)] == []
 
 
+def test_the_page_says_how_many_functions_a_simulated_round_passes() -> None:
+    assert f"passes {len(hops('simulation'))} of them" in PAGE.read_text()
+
+
 def test_a_steady_round_is_what_most_rounds_do() -> None:
     a, b, c, d = (("file.py", name) for name in "abcd")
     rounds = [dict.fromkeys(one) for one in ([c, a, b], [a, c], [a, b, d], [b, a, c])]

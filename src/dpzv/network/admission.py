@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from cryptography import x509
 
 from dpzv.errors import DpzvError, PeerError
-from dpzv.network.keyfiles import Credentials, read_authorities
+from dpzv.network.keyfiles import Credentials, read_authorities, stamp_of
 from dpzv.network.revocation import LIST, NOTHING, name_of, read_list
 
 __all__ = ["Admission", "NotAdmitted"]
@@ -39,7 +39,7 @@ class Admission:
     def __init__(self, credentials: Credentials) -> None:
         self._ca, self._path = credentials.ca, credentials.ca.with_name(LIST)
         self._open: dict[asyncio.Timeout, x509.Certificate] = {}
-        self._revoked, self._stamps = NOTHING, self._stamp()
+        self._revoked, self._stamp = NOTHING, stamp_of(self._path)
         if self._path.exists():
             self._revoked = read_list(self._path, read_authorities(self._ca))
 
@@ -90,10 +90,10 @@ class Admission:
 
     def _look(self) -> None:
         """Read the list again if its file has changed."""
-        stamps = self._stamp()
-        if stamps == self._stamps:
+        stamp = stamp_of(self._path)
+        if stamp == self._stamp:
             return
-        self._stamps = stamps
+        self._stamp = stamp
         try:
             found = read_list(self._path, read_authorities(self._ca))
         except DpzvError as error:
@@ -109,11 +109,3 @@ class Admission:
             return
         self._revoked = found
         LOG.info("%s was read: %d certificates are revoked.", self._path, len(found.serials))
-
-    def _stamp(self) -> tuple[int, ...]:
-        """What changes when the list is replaced, rewritten or made readable."""
-        try:
-            found = self._path.stat()
-        except OSError:
-            return ()
-        return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

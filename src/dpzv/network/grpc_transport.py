@@ -24,7 +24,7 @@ from dpzv.network.admission import Admission, NotAdmitted
 from dpzv.network.doorkeeper import HANDSHAKE_SECONDS, Doorkeeper, most_connections
 from dpzv.network.grpc_log import refusals_logged
 from dpzv.network.identity import party_name
-from dpzv.network.keyfiles import Credentials, read_party_keys, renewal
+from dpzv.network.keyfiles import Credentials, read_party_keys, renewal, stamp_of
 from dpzv.network.logs import LimitedLog
 from dpzv.network.transport import LinkLost, Stream
 from dpzv.network.wire import PART
@@ -304,15 +304,7 @@ class _Renewable:
             LOG.error("%s", sentence)
 
     def _stamps(self) -> list[tuple[int, ...]]:
-        """What changes when one of the files is replaced, rewritten or made readable."""
-        stamps: list[tuple[int, ...]] = []
-        for path in (self._credentials.certificate, self._credentials.key, self._credentials.ca):
-            try:
-                found = path.stat()
-                stamps.append((found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
-            except OSError:
-                stamps.append(())
-        return stamps
+        return [stamp_of(path) for path in (self._credentials.certificate, self._credentials.key, self._credentials.ca)]
 
 
 def _client_name(context: Any) -> str:

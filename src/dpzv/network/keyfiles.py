@@ -42,6 +42,7 @@ __all__ = [
     "read_party_keys",
     "renewal",
     "revoke_party",
+    "stamp_of",
 ]
 
 ALIGNMENT_BYTES = 32
@@ -330,3 +331,12 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
+
+
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """What changes when a file is replaced, rewritten or made readable; empty if it cannot be looked at."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
