@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from tests.plans import asked
+from tests.privacy import small_runs
+from tests.privacy.small_runs import ASKED, D, ids_of, plan_of, release
 
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.accountant import Composition, epsilon_of_parts, fold, gaussian_mu
 from dpzv.privacy.events import Releases
-from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.lineage import end, parents_of
 from dpzv.privacy.plan import ParentRun, PrivacyPlan
-from dpzv.privacy.planning import make_plan
 from dpzv.privacy.record_names import UNNAMED, RecordNames
 from dpzv.privacy.statement import read_ledger, spent
 from dpzv.privacy.wording import verdict
-from dpzv.terms import NoiseSourceName
 
-D, B = 120, 10
-ASKED = asked(delta_dp=1e-5, B=B, D=D, M=2, T=48, participations=4, starts=("random", "random"))
+run = partial(small_runs.run, rounds=48)
 HEAD: dict[str, Any] = {"head_rule": "dp-sgd", "head_batch": 24, "head_steps": 4}
-
-
-def plan_of(**changes: Any) -> PrivacyPlan:
-    return make_plan(msgspec.structs.replace(ASKED, **changes))
-
-
-def ids_of(m: int, position: int) -> NDArray[np.int64]:
-    return np.arange(position * B, (position + 1) * B) % D
 
 
 def names_of(first: int, key: str = "key") -> RecordNames:
@@ -43,33 +32,6 @@ def names_of(first: int, key: str = "key") -> RecordNames:
     hashes = np.zeros((D, 16), np.uint8)
     hashes[:, :4] = np.arange(first, first + D, dtype=">u4").view(np.uint8).reshape(D, 4)
     return RecordNames.of_hashes(key, hashes)
-
-
-def run(
-    folder: Path,
-    plan: PrivacyPlan,
-    names: RecordNames = UNNAMED,
-    *,
-    rounds: int = 48,
-    steps: int = 0,
-    noise: NoiseSourceName = "exact",
-) -> Path:
-    """A run folder with a ledger of `rounds` releases and `steps` head steps."""
-    folder.mkdir(parents=True)
-    where, data = folder / "ledger.sqlite", str(names.names[:8])
-    with Ledger.create(
-        where, plan=plan, data_fingerprint=data, noise_source=noise, ids_of=ids_of, names=names
-    ) as ledger:
-        release(ledger, range(rounds))
-        if steps:
-            ledger.charge(HeadSteps(q=plan.q, z=plan.z, steps=steps))
-    return folder
-
-
-def release(ledger: Ledger, rounds: range) -> None:
-    for t in rounds:
-        event = ledger.plan.event(t=t, m=1 + t % 2, position=t // 2, B=B)
-        ledger.submit(event, np.array([0.5]), bytes(16))
 
 
 def reopened(folder: Path) -> Ledger:

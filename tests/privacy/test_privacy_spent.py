@@ -9,73 +9,24 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
-from numpy.typing import NDArray
-from tests.plans import asked, cost_of
+from tests.plans import cost_of
 from tests.privacy import ledger_child
+from tests.privacy.small_runs import D, ids_of, plan_of, release, run
 
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy.accountant import epsilon_of_parts
-from dpzv.privacy.events import ReleaseEvent, SampledGaussian
+from dpzv.privacy.events import SampledGaussian
 from dpzv.privacy.gdp import epsilon_of, mu_of
 from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.lineage import parents_of
-from dpzv.privacy.plan import PrivacyPlan
-from dpzv.privacy.planning import make_plan
 from dpzv.privacy.record_names import UNNAMED
 from dpzv.privacy.statement import read_ledger, spent
 from dpzv.privacy.wording import verdict
 from dpzv.terms import NoiseSourceName
 
-D, B = 120, 10
-ASKED = asked(
-    delta_dp=1e-5,
-    B=B,
-    D=D,
-    M=2,
-    T=48,
-    participations=4,
-    starts=("random", "random"),
-)
 HEAD: dict[str, Any] = {"head_rule": "dp-sgd", "head_batch": 24, "head_steps": 40, "head_share": 0.5}
-
-
-def plan_of(**changes: Any) -> PrivacyPlan:
-    return make_plan(msgspec.structs.replace(ASKED, **changes))
-
-
-def ids_of(m: int, position: int) -> NDArray[np.int64]:
-    return np.arange(position * B, (position + 1) * B) % D
-
-
-def run(
-    folder: Path,
-    plan: PrivacyPlan,
-    *,
-    rounds: int = 24,
-    steps: int = 0,
-    data: str = "data-1",
-    noise: NoiseSourceName = "exact",
-) -> Path:
-    """A run folder with a ledger of `rounds` releases and `steps` head steps."""
-    folder.mkdir()
-    with Ledger.create(
-        folder / "ledger.sqlite", plan=plan, data_fingerprint=data, noise_source=noise, ids_of=ids_of
-    ) as ledger:
-        write(ledger, range(rounds))
-        if steps:
-            ledger.charge(HeadSteps(q=plan.q, z=plan.z, steps=steps))
-    return folder
-
-
-def write(ledger: Ledger, rounds: range) -> None:
-    plan = ledger.plan
-    for t in rounds:
-        event = ReleaseEvent(t=t, m=1 + t % 2, position=t // 2, B=B, C=plan.C, sigma_dp=plan.sigma_dp)
-        ledger.submit(event, np.array([0.5]), bytes(32))
 
 
 def test_one_run(tmp_path: Path) -> None:
@@ -197,12 +148,12 @@ def test_a_live_ledger_is_read_without_disturbing_it(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with Ledger.create(path, plan=plan, data_fingerprint="d", noise_source="exact", ids_of=ids_of) as ledger:
         for done in range(0, 40, 10):
-            write(ledger, range(done, done + 10))
+            release(ledger, range(done, done + 10))
             ledger.wait(done + 9)
             ledger.charge(HeadSteps(q=plan.q, z=plan.z, steps=3))
             view = read_ledger(path)
             assert (view.releases, view.head_steps) == (done + 10, 3 * (done // 10 + 1))
-        write(ledger, range(40, 41))
+        release(ledger, range(40, 41))
         assert read_ledger(path).releases == 40  # not durable yet, so not released
     assert spent([path]).releases == 41
     assert [p.name for p in tmp_path.iterdir()] == ["ledger.sqlite"]
