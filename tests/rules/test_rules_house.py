@@ -15,11 +15,12 @@ import pytest
 from dpzv.declarations import HEAD_RULES, METHODS, STARTS
 from tests.rules.tree import PACKAGE, SOURCE, Function, Module, Package, cycle, package
 
-MOST_MODULES, MOST_LINES = 160, 20_500
+MOST_MODULES, MOST_LINES = 172, 23_000
 """How large `src` may become. A change that needs more raises these figures and says why.
 
 It was 152 modules with 17,599 lines before the house was rebuilt, and 135 with 17,282 after it. What keeps a claim true
-around a run (receipts, markers, revocation, limits against hostile peers) needs the rest.
+around a run (receipts, markers, revocation, limits against hostile peers) took it to 155 with 20,190. What makes
+training pay (several directions a message, heads that add, base rates, a table of widths) needs the rest.
 """
 
 FILE_LINES, FUNCTION_LINES, ARGUMENTS, FAN_OUT = 350, 50, 7, 12
