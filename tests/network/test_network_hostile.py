@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from federation import NAMES, Parties, config_of, serving
 from hostile import again, bomb, crumbs, empties, frozen, stranger, talker
+from hostile.http2 import Link
 from town import town
 
 from dpzv.config import Config
@@ -271,8 +272,32 @@ def test_refused_handshakes_are_counted_after_some(
     assert any("30 more lines about a connection was refused" in line for line in lines)
 
 
+def test_silent_connections_do_not_keep_devices_out(parties: Parties, tmp_path: Path) -> None:
+    """While 1,200 silent connections from its own address come again and again, a device gets in at each try."""
+
+    def welcomed(port: int) -> bool:
+        link = Link(port, parties.folder, WEST)
+        link.say(words(parties, config_of(*FREE))[0])
+        link.pump(5, lambda: bool(link.messages))
+        link.close()
+        return bool(link.messages)
+
+    async def act() -> list[bool]:
+        async with running(parties, config_of(*FREE), tmp_path, 0) as run:
+            command = [sys.executable, "-m", "tests.network.hostile.silent", str(run.port), "--seconds", "60"]
+            crowd = await asyncio.create_subprocess_exec(*command, cwd=Path(__file__).parents[2])
+            try:
+                await asyncio.sleep(1)
+                return [await asyncio.to_thread(welcomed, run.port) for _ in range(8)]
+            finally:
+                crowd.kill()
+                await crowd.wait()
+
+    assert all(asyncio.run(act()))
+
+
 def test_silent_connections_leave_descriptors_for_devices_and_checkpoints(tmp_path: Path) -> None:
-    """A server that may have 256 descriptors, and 400 connections that never begin a handshake."""
+    """A server that may have 256 descriptors, and 400 connections that say one byte and no more."""
     config = {
         "data": {"name": "made-up", "holdout": 0.4},
         "devices": {"embedding": 1},
@@ -287,10 +312,8 @@ def test_silent_connections_leave_descriptors_for_devices_and_checkpoints(tmp_pa
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (200, 256))
         run.until(lambda: "listening" in run.log("server"))
         assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (256, 256)  # it takes what it may have
-        crowd = subprocess.Popen(
-            [sys.executable, "-m", "tests.network.hostile.silent", str(run.port), "--number", "400", "--seconds", "60"],
-            cwd=Path(__file__).parents[2],
-        )
+        command = [sys.executable, "-m", "tests.network.hostile.silent", str(run.port), "--word", "a"]
+        crowd = subprocess.Popen([*command, "--number", "400", "--seconds", "60"], cwd=Path(__file__).parents[2])
         try:
             descriptors = Path(f"/proc/{pid}/fd")
             run.until(lambda: len(list(descriptors.iterdir())) > 50)

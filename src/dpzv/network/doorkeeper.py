@@ -1,9 +1,10 @@
 """How many connections strangers may hold open at a listening port, and how a connection is cut at once.
 
 gRPC accepts connections by itself and hands out none of them, so this process looks through its own descriptors. A
-connection on which a device talks is never closed for its number. The others (a handshake that does not end, a link
-without a call) are few per address, few in all, and short-lived; of too many, the oldest are closed, so that a device
-that comes now gets through its handshake.
+connection on which a device talks is never closed for its number. One on which nothing was said is not even accepted:
+the kernel keeps it (Linux only). The others (a handshake that does not end, a link without a call) are few per address,
+few in all, and short-lived; of too many, the oldest are closed, so that a device that comes now gets through its
+handshake.
 """
 
 from __future__ import annotations
@@ -64,8 +65,12 @@ class Doorkeeper:
         self._watching: asyncio.Task[None] | None = None
 
     def open(self, port: int) -> None:
-        """Watch the connections to this port from now on."""
+        """Watch the connections to this port from now on; accept none before the other end has said something."""
         self.port, self._watching = port, asyncio.create_task(self._watch())
+        if wait := getattr(socket, "TCP_DEFER_ACCEPT", 0):
+            for _, found in self._sockets():
+                if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found.setsockopt(socket.IPPROTO_TCP, wait, round(HANDSHAKE_SECONDS))
 
     def close(self) -> None:
         """Watch no more, and cut the connections that are left."""
@@ -117,14 +122,21 @@ class Doorkeeper:
 
     def _connections(self) -> Iterator[tuple[Place, int]]:
         """The other end and the descriptor of every connection to this port."""
+        for descriptor, found in self._sockets():
+            with suppress(OSError):  # it may be closed by now, or be the one that listens
+                there = found.getpeername()
+                yield (_plain(there[0]), there[1]), descriptor
+
+    def _sockets(self) -> Iterator[tuple[int, socket.socket]]:
+        """Every socket of this process at this port, with its descriptor."""
         for name in os.listdir("/dev/fd"):
             descriptor = int(name)
-            with suppress(OSError):  # it may be closed by now, or be no connection
+            with suppress(OSError):  # it may be closed by now
                 if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                     with _borrowed(descriptor) as found:
-                        here, there = found.getsockname(), found.getpeername()
-                    if isinstance(here, tuple) and here[1] == self.port:
-                        yield (_plain(there[0]), there[1]), descriptor
+                        here = found.getsockname()
+                        if isinstance(here, tuple) and here[1] == self.port:
+                            yield descriptor, found
 
 
 @contextmanager

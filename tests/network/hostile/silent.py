@@ -1,4 +1,4 @@
-"""Many TCP connections that say nothing at all; one that is closed is opened again."""
+"""Many TCP connections that say nothing at all, or one byte; one that is closed is opened again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .http2 import arguments
 __all__ = ["crowd"]
 
 
-def crowd(port: int, number: int, seconds: float) -> int:
-    """Hold `number` silent connections for so long; how many were made in all."""
+def crowd(port: int, number: int, seconds: float, word: bytes = b"") -> int:
+    """Hold `number` connections that say no more than `word` for so long; how many were made in all."""
     held: list[socket.socket] = []
     made, deadline = 0, time.monotonic() + seconds
     try:
@@ -25,6 +25,7 @@ def crowd(port: int, number: int, seconds: float) -> int:
                     time.sleep(0.1)
                     break
                 one.setblocking(False)
+                one.send(word)
                 held.append(one)
                 made += 1
             time.sleep(0.05)
@@ -49,8 +50,9 @@ def _open(one: socket.socket) -> bool:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__ or "", certified=False)
     parser.add_argument("--number", type=int, default=1200)
+    parser.add_argument("--word", default="", help="what each connection says")
     told = parser.parse_args(argv)
-    print(crowd(told.port, told.number, told.seconds), flush=True)
+    print(crowd(told.port, told.number, told.seconds, told.word.encode()), flush=True)
 
 
 if __name__ == "__main__":
