@@ -171,7 +171,7 @@ def _round(method: MethodName, network: nn.Module, x: Tensor) -> None:
     steps = Steps(eta=1e-6, momentum=0.0, schedule="constant", T=1)
     rule = make_device_rule(method, network, m=1, seed=0, lam=1e-3, steps=steps, uplink=plain)
     h = rule.embeddings(x, 0)
-    numbers = method_facts(method).numbers(h[0].shape[0], h[0].shape[1], Q, True)
+    numbers = method_facts(method).numbers(h[0].shape[0], h[0].shape[1], Q, 1, True)
     rule.update(np.full(numbers, 0.1), position=0, t=1)
 
 

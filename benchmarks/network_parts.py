@@ -87,7 +87,7 @@ class _ConstantRule(rules.DeviceRule):
 class _ConstantHead(Frozen):
     """A head whose outputs are known beforehand."""
 
-    def output(self, t: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
+    def output(self, number: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
         return _OUTPUT
 
 
@@ -99,7 +99,7 @@ def without_head(server: Server) -> None:
     method = server.method
     method.head_rule.__class__ = _ConstantHead
     server.method = dpzv.DpzvServer(
-        method.facts, method.head_rule, lambda output, y: _LOSSES, method.C, method.q, method.seed
+        method.facts, method.head_rule, lambda output, y: _LOSSES, method.C, method.q, method.seed, method.K
     )
 
 

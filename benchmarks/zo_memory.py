@@ -1,4 +1,4 @@
-"""Peak memory of a zeroth-order round (two evaluations and a step) over that of inference.
+"""Peak memory of a zeroth-order round (evaluations and a step) over that of inference, for K = 1 and K = 16.
 
 Each variant runs in its own process. Its figure is its peak by the kernel's high-water mark, minus its resident size
 just before the model is built.
@@ -6,18 +6,21 @@ just before the model is built.
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from benchmarks.bar import Row
-from dpzv.zo.directions import Direction, layout
-from dpzv.zo.perturb import step, two_point
+from dpzv.methods.rules import Uplink, make_device_rule
+from dpzv.methods.steps import Steps
 
 __all__ = ["extra_bytes", "main", "rows"]
 
@@ -25,16 +28,17 @@ BAR = 1.1
 
 
 def rows() -> list[Row]:
-    """Two rows: a stack of 48 linear layers, and a model that is nearly all word table."""
+    """A stack of 48 linear layers, and a model that is nearly all word table, each with one and with 16 directions."""
     return [
-        Row(f"peak memory of a ZO round over inference, {text}", ratio(model), BAR)
+        Row(f"peak memory of a ZO round{K} over inference, {text}", ratio(model, action), BAR)
+        for action, K in (("round", ""), ("round16", " of K = 16"))
         for model, text in (("stack", "48 x Linear(1024, 1024), batch 64"), ("table", "Embedding(100000, 256)"))
     ]
 
 
-def ratio(model: str) -> float:
+def ratio(model: str, action: str = "round") -> float:
     """Extra memory of a round over that of an inference, each measured in a fresh process."""
-    return extra_bytes(model, "round") / extra_bytes(model, "inference")
+    return extra_bytes(model, action) / extra_bytes(model, "inference")
 
 
 def extra_bytes(model: str, action: str) -> int:
@@ -66,10 +70,13 @@ def _table() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(nn.Embedding(100_000, 256), nn.Flatten()), ids
 
 
-def _round(module: nn.Module, x: Tensor) -> None:
-    u = Direction(layout(module), 1)
-    two_point(module, x, u, 1e-3)
-    step(u, 1e-6)
+def _round(module: nn.Module, x: Tensor, K: int = 1) -> None:
+    """A round of device 1 under dpzv, from its embeddings to its step."""
+    plain = Uplink(math.inf, 0.0, lambda shape, stream: np.zeros(shape))
+    steps = Steps(eta=1e-6, momentum=0.0, schedule="constant", T=1, K=K)
+    rule = make_device_rule("dpzv", module, m=1, seed=0, lam=1e-3, steps=steps, uplink=plain)
+    rule.embeddings(x, 0)
+    rule.update(np.ones(K), position=0, t=1)
 
 
 @torch.no_grad()
@@ -85,7 +92,11 @@ def _status(field: str) -> int:
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {"stack": _stack, "table": _table}
-ACTIONS: dict[str, Callable[[nn.Module, Tensor], None]] = {"inference": _inference, "round": _round}
+ACTIONS: dict[str, Callable[[nn.Module, Tensor], None]] = {
+    "inference": _inference,
+    "round": _round,
+    "round16": partial(_round, K=16),
+}
 
 if __name__ == "__main__":
     main()

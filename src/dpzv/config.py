@@ -11,7 +11,7 @@ import msgspec
 
 from dpzv import terms
 from dpzv.data.columns import Column
-from dpzv.declarations import HEAD_RULES, METHODS, STARTS, head_rule_facts
+from dpzv.declarations import HEAD_RULES, METHODS, STARTS, head_rule_facts, method_facts, refuse_directions
 from dpzv.errors import ConfigError
 from dpzv.models import MODELS
 from dpzv.validate import converted, fraction, one_of, positive, probability, whole
@@ -54,7 +54,9 @@ class DevicesSection(Section, frozen=True):
     hidden: int | tuple[int, ...] = 32  # width of an mlp's hidden layer
     last_layers: int | tuple[int, ...] = 0  # train the last n layers only; 0: all of them
     R: float | tuple[float, ...] = 3.0  # dp-pca clips rows to this norm; public, never read off the data
-    compute: float | str | tuple[float | str, ...] = 0.01  # virtual s a batch, or "exponential 0.01"
+    compute: float | str | tuple[float | str, ...] = (
+        0.01  # virtual s of 2 evaluations of a batch, or "exponential 0.01"
+    )
     bandwidth: float | tuple[float, ...] = 12.5e6  # virtual bytes/s each way; 100 Mbit/s
     latency: float | tuple[float, ...] = 0.0  # virtual s each way
 
@@ -68,6 +70,7 @@ class TrainSection(Section, frozen=True):
     B: int = 512  # records a batch; noise falls as 1/B, bytes grow with B
     lam: float | tuple[float, ...] = 1e-3  # smoothing radius lambda_m; small, but far above float32 noise
     eta_m: float | tuple[float, ...] = 1e-3  # step of the devices, of the order 1/(L*d_m)
+    directions: int = 1  # K: dpzv's directions a message (1: the paper); T counts messages, C is per direction
     q: int = 8  # vfl-czofo: directions in which the server perturbs a batch's embeddings
     momentum: float = 0.0  # of the devices' steps; post-processing, costs no budget
     schedule: terms.Schedule = "constant"  # of eta over the rounds
@@ -130,7 +133,7 @@ class NoiseSection(Section, frozen=True):
 class CodecSection(Section, frozen=True):
     """How embeddings become bytes."""
 
-    name: Literal["float32", "float16"] = "float32"
+    name: Literal["float32", "float16", "int8"] = "float32"  # int8: halves, and slopes of 8 bits
 
 
 class TableSection(Section, frozen=True):
@@ -182,6 +185,7 @@ Tree = dict[str, Any]
 WHOLE = {
     "train.rounds": 0,
     "train.B": 1,
+    "train.directions": 1,
     "train.q": 1,
     "train.eval_every": 1,
     "head.hidden": 1,
@@ -288,6 +292,11 @@ def check(config: Config) -> None:
     for key, least in WHOLE.items():
         for number in _numbers(config, key):
             whole(key, number, least)
+    refuse_directions(train.method, train.directions)
+    if config.codec.name == "int8" and not method_facts(train.method).slopes:
+        raise ConfigError(
+            f"codec.name=int8 sends the slopes of embeddings, which method {train.method} has not; choose float16."
+        )
     for key in POSITIVE:
         for number in _numbers(config, key):
             positive(key, number)

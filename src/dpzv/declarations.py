@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
+from dpzv.errors import ConfigError
 from dpzv.terms import HeadRuleName, MethodName, StartName, Where
 from dpzv.validate import one_of
 
@@ -23,6 +24,7 @@ __all__ = [
     "head_rule_facts",
     "listed",
     "method_facts",
+    "refuse_directions",
     "start_facts",
 ]
 
@@ -31,24 +33,29 @@ class MethodFacts(Struct, frozen=True, kw_only=True):
     """The facts about a method, the algorithm that the rounds follow.
 
     module: its file in `methods/`; ``some_method.py`` holds the classes ``SomeMethodDevice`` and ``SomeMethodServer``.
-    arrays: embeddings that a device sends for a batch.
-    numbers: how many numbers come back, by (B, width of an embedding, `train.q`, whether answers are clipped).
+    arrays: embeddings that a device sends for a batch, by K (`train.directions`).
+    slopes: whether all arrays of a message are the same embedding at weights that are `lam` apart, so that a codec may
+    send one of them and how fast it changes.
+    numbers: how many numbers come back, by (B, width of an embedding, `train.q`, K, whether answers are clipped).
     per_record: whether each number belongs to one record, instead of being a mean over the batch.
     backpropagates: whether a device moves by gradients through its raw features, so that w_m carries them unnoised.
     published: where the published method puts its noise; only a method with ``uplink`` here can have uplink noise.
     two_points: whether the head is evaluated at +lam and at -lam, which the head rule joint-zo needs.
     releases: what is released, in the words of the privacy statement.
+    several: the same words for K > 1 directions a message; empty: the method has one direction only.
     """
 
     name: MethodName
     module: str
-    arrays: int
-    numbers: Callable[[int, int, int, bool], int]
+    arrays: Callable[[int], int]
+    slopes: bool
+    numbers: Callable[[int, int, int, int, bool], int]
     per_record: bool
     backpropagates: bool
     published: Where
     two_points: bool
     releases: str
+    several: str
 
 
 class HeadRuleFacts(Struct, frozen=True, kw_only=True):
@@ -88,46 +95,54 @@ _METHODS = (
     MethodFacts(
         name="dpzv",
         module="dpzv",
-        arrays=2,
-        numbers=lambda B, width, q, clipped: 1,
+        arrays=lambda K: 2 if K == 1 else K + 1,
+        slopes=True,
+        numbers=lambda B, width, q, K, clipped: K,
         per_record=False,
         backpropagates=False,
         published="downlink",
         two_points=True,
         releases="scalars Delta over B={B} records each",
+        several="messages of K={K} numbers Delta over B={B} records each",
     ),
     MethodFacts(
         name="vafl",
         module="vafl",
-        arrays=1,
-        numbers=lambda B, width, q, clipped: B * width,
+        arrays=lambda K: 1,
+        slopes=False,
+        numbers=lambda B, width, q, K, clipped: B * width,
         per_record=True,
         backpropagates=True,
         published="uplink",
         two_points=False,
         releases="answers (one gradient vector for each of B={B} records)",
+        several="",
     ),
     MethodFacts(
         name="zoo-vfl",
         module="zoo_vfl",
-        arrays=2,
-        numbers=lambda B, width, q, clipped: 1 if clipped else 2,
+        arrays=lambda K: 2,
+        slopes=True,
+        numbers=lambda B, width, q, K, clipped: 1 if clipped else 2,
         per_record=False,
         backpropagates=False,
         published="uplink",
         two_points=False,
         releases="answers (a mean difference, or two mean losses) over B={B} records each",
+        several="",
     ),
     MethodFacts(
         name="vfl-czofo",
         module="vfl_czofo",
-        arrays=1,
-        numbers=lambda B, width, q, clipped: q,
+        arrays=lambda K: 1,
+        slopes=False,
+        numbers=lambda B, width, q, K, clipped: q,
         per_record=False,
         backpropagates=True,
         published="uplink",
         two_points=False,
         releases="answers (mean differences in a few directions) over B={B} records each",
+        several="",
     ),
 )
 
@@ -157,6 +172,16 @@ STARTS: dict[StartName, StartFacts] = {facts.name: facts for facts in _STARTS}
 def method_facts(name: MethodName) -> MethodFacts:
     """The entry of a method; a name without one is refused."""
     return METHODS[one_of("method", name, METHODS)]
+
+
+def refuse_directions(method: MethodName, K: int) -> None:
+    """Refuse K > 1 directions a message with a method that has one direction only."""
+    if K > 1 and not method_facts(method).several:
+        others = listed(facts for facts in METHODS.values() if facts.several)
+        raise ConfigError(
+            f"method {method} has one direction a message, got train.directions={K}; set train.directions=1, or choose "
+            f"method {others}."
+        )
 
 
 def head_rule_facts(name: HeadRuleName) -> HeadRuleFacts:

@@ -9,7 +9,16 @@ import math
 
 from dpzv.terms import Neighbours
 
-__all__ = ["GRID_BITS", "MIRRORED", "MOST_SUMMED", "SUM_BITS", "SUM_CHUNK", "clip_factor", "outer_product_factor"]
+__all__ = [
+    "GRID_BITS",
+    "MIRRORED",
+    "MOST_SUMMED",
+    "SUM_BITS",
+    "SUM_CHUNK",
+    "clip_factor",
+    "euclidean_clip",
+    "outer_product_factor",
+]
 
 GRID_BITS = 40
 """The grid on which clipped values are summed has 2^40 steps from 0 to `C`."""
@@ -26,6 +35,14 @@ MOST_SUMMED = 1 << 24
 
 MIRRORED = math.sqrt(2)
 """An entry beside the diagonal of a symmetric matrix stands there twice: it counts this much in the Frobenius norm."""
+
+
+def euclidean_clip(C: float, K: int) -> float:
+    """The Euclidean norm to which one record's K numbers are clipped together, where `C` is meant for each of them.
+
+    With this norm the noise on each number is the same for every K, at the same number of messages times K.
+    """
+    return C * math.sqrt(K)
 
 
 def clip_factor(neighbours: Neighbours) -> float:

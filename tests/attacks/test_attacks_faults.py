@@ -163,7 +163,7 @@ def test_a_codec_scale_per_batch_is_found_by_an_outlier() -> None:
 class FilledOnly(DPSGD):
     """The same expected batch, drawn from the rows that are filled."""
 
-    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
+    def move(self, t: int, Delta: NDArray[np.float64], rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         noise = self._noise
         for j in range(steps):
             _, stream = noise.sample(t, j)
@@ -179,7 +179,7 @@ class FilledOnly(DPSGD):
 class WeakStep(DPSGD):
     """A thirtieth of the planned noise."""
 
-    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
+    def move(self, t: int, Delta: NDArray[np.float64], rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         planned = self._noise._scale
         self._noise._scale = planned / 30
         super().move(t, Delta, rows, y, steps)

@@ -163,11 +163,11 @@ def test_a_method_sends_and_returns_what_its_entry_says(name: str, C: float) -> 
     device = make_device_rule(name, network, m=1, seed=0, lam=1e-2, steps=STEPS, uplink=OPEN)
     assert isinstance(device, DeviceRule)
     sent = device.embeddings(x, 0)
-    assert [h.shape for h in sent] == [(B, K)] * facts.arrays
+    assert [h.shape for h in sent] == [(B, K)] * facts.arrays(1)
     rows, y = torch.zeros(B, 2 * K), (torch.arange(B) % 2).float()
     rule = server(name, C, q)
     answer = rule.answer(Question(1, 1, 0, rows, slice(0, K), tuple(h.numpy(force=True) for h in sent), y, 1e-2))
-    assert len(answer.totals) == facts.numbers(B, K, q, C < math.inf) == rule.numbers(B, K)
+    assert len(answer.totals) == facts.numbers(B, K, q, 1, C < math.inf) == rule.numbers(B, K)
     assert answer.divisor == (1 if facts.per_record else B)
     device.update(answer.totals * answer.grid / answer.divisor, position=0, t=1)
     # a device that only moves along its direction u moves both of its tensors by the same multiple of u
@@ -194,7 +194,7 @@ def test_the_servers_directions_are_no_devices() -> None:
     """joint-zo moves w_0 along directions of its own; with a device's, that device would know how w_0 moved."""
     w_0 = head()
     before = [w.detach().clone() for w in w_0.parameters()]
-    make_head_rule("joint-zo", parts(head=w_0)).move(7, 2.0, torch.zeros(0), torch.zeros(0), 0)
+    make_head_rule("joint-zo", parts(head=w_0)).move(7, np.array([2.0]), torch.zeros(0), torch.zeros(0), 0)
     moved = torch.cat([(old - w.detach()).flatten() for w, old in zip(w_0.parameters(), before, strict=True)])
     own, device = (torch.cat([v.flatten() for v in whole(layout(w_0), seed_of(5, "direction", m, 7))]) for m in (0, 1))
     assert torch.allclose(moved, 0.1 * 2.0 * own, atol=1e-6)
@@ -228,6 +228,6 @@ def test_a_private_head_hands_the_state_of_its_noise_from_step_to_step() -> None
     w_0 = head()
     rule = make_head_rule("dp-sgd", parts(head=w_0, table=torch.zeros(B, 2 * K), y=torch.zeros(B), noise=noise))
     before = w_0.out.bias.detach().clone()
-    rule.move(1, 0.0, torch.zeros(0), torch.zeros(0), 3)
+    rule.move(1, np.zeros(1), torch.zeros(0), torch.zeros(0), 3)
     assert rule.noise_state == (np.array([3.0]),)
     assert (before - w_0.out.bias).item() == pytest.approx(0.1 * (0 + 1 + 2) / B, rel=1e-4)

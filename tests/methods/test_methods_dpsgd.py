@@ -107,7 +107,7 @@ def moved(z: float, C_0: float, batch: int, seed: int) -> torch.Tensor:
     head, rows, y = problem("binary")
     before = torch.cat([w.detach().flatten().double() for w in head.parameters()])
     rule = private_head(head, torch.zeros_like(rows), y, SeededNoise(seed), batch=batch, z=z, C_0=C_0)
-    rule.move(1, 0.0, rows[:0], y[:0], 1)
+    rule.move(1, np.zeros(1), rows[:0], y[:0], 1)
     return torch.cat([w.detach().flatten().double() for w in head.parameters()]) - before
 
 
@@ -133,7 +133,7 @@ def test_the_divisor_is_the_public_batch_whatever_was_sampled() -> None:
     for draw in range(draws):
         trial = copy.deepcopy(head).double()
         rule = private_head(trial, rows, y, SeededNoise(draw), batch=batch, z=0.0, C_0=C_0)
-        rule.move(1, 0.0, rows[:0], y[:0], 1)
+        rule.move(1, np.zeros(1), rows[:0], y[:0], 1)
         for mean, new, old in zip(means, trial.parameters(), head.parameters(), strict=True):
             mean += (old.detach().double() - new.detach()) / draws
     expected = [part / N for part in total]
@@ -152,7 +152,7 @@ def test_with_secret_noise_a_step_is_integers_of_the_grid() -> None:
     for w in trial.parameters():
         w.data.zero_()
     rule = private_head(trial, rows, y, ExactNoise(), batch=32, z=2.0, C_0=0.3)
-    rule.move(1, 0.0, rows[:0], y[:0], 1)
+    rule.move(1, np.zeros(1), rows[:0], y[:0], 1)
     grid = ExactNoise().grid(0.3) / 32  # eta is 1 and the divisor a power of 2, so that nothing is rounded
     steps = np.concatenate([w.detach().numpy().ravel() for w in trial.parameters()]) / grid
     assert np.array_equal(steps, np.rint(steps))

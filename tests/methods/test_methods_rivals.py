@@ -80,7 +80,7 @@ def test_vafl_with_all_devices_on_one_batch_is_one_joint_step() -> None:
         rows = torch.cat(sent, dim=1)
         answer = server.answer(Question(1, m + 1, 0, rows, slice(m * K, (m + 1) * K), (sent[m].numpy(),), LABELS, LAM))
         answers.append(answer.totals * answer.grid / answer.divisor)
-    server.head_rule.move(1, float(answers[0][0]), torch.cat(sent, dim=1), LABELS, 0)
+    server.head_rule.move(1, answers[0], torch.cat(sent, dim=1), LABELS, 0)
     for rule, answer in zip(rules, answers, strict=True):
         rule.update(answer, position=0, t=1)
 
@@ -216,7 +216,7 @@ def test_one_record_moves_an_answer_by_at_most_its_clip(name: str, mean: bool) -
                 h[0][victim] = 100 * torch.randn(K, generator=generator(9, seed))
                 h[1][victim] = -h[0][victim]
             rule = server_rule(name, head(), "frozen", C)
-            uploads = tuple(one.numpy() for one in h[: rule.facts.arrays])
+            uploads = tuple(one.numpy() for one in h[: rule.arrays])
             answer = rule.answer(Question(1, 1, 0, rows, slice(0, K), uploads, y, LAM))
             assert answer.divisor == (D if mean else 1)
             assert len(answer.totals) == rule.numbers(D, K)
@@ -234,7 +234,7 @@ def test_a_record_that_may_not_contribute_adds_nothing(name: str) -> None:
     h = [torch.randn(D, K, generator=generator(6, j)) for j in range(2)]
     rule = server_rule(name, head(), "frozen", 0.5)
     rows = torch.randn(D, M * K, generator=generator(7))
-    sent = tuple(one.numpy() for one in h[: rule.facts.arrays])
+    sent = tuple(one.numpy() for one in h[: rule.arrays])
     answer = rule.answer(Question(1, 1, 0, rows, slice(0, K), sent, LABELS, LAM, nobody))
     assert not answer.totals.any()
 

@@ -75,6 +75,20 @@ def test_the_transcript_is_that_of_the_simulation(
         assert all(torch.equal(one[key], other[key]) for key in other)
 
 
+@pytest.mark.parametrize("tls", [False, True])
+def test_several_directions_a_message_are_those_of_the_simulation(parties: Parties, tmp_path: Path, tls: bool) -> None:
+    config = config_of("train.directions=4", "codec.name=int8", "head.rule=joint-zo", "train.rounds=12")
+    together = parties.together_over_tls if tls else parties.together
+    networked = asyncio.run(asyncio.wait_for(together(config, tmp_path), 100))
+    assert networked is not None
+    simulated = in_one_process(parties, config, tmp_path / "alone")
+    lines = [(tmp_path / name / "transcript.jsonl").read_text() for name in ("server", "alone")]
+    assert lines[0].count("\n") == 12
+    assert lines[0] == lines[1]
+    for name in ("test_accuracy", "test_loss", "bytes_up", "payload_bytes", "epsilon"):
+        assert networked[name] == simulated[name], name
+
+
 def test_an_earlier_run_on_the_records_counts_as_spent(parties: Parties, tmp_path: Path) -> None:
     """Devices have no ledgers: the server tells each what its private start may cost, and never a fingerprint."""
     starts = ("devices.model=linear", "devices.start=dp-pca", "devices.R=8", "head.rule=frozen", "privacy.epsilon=8")

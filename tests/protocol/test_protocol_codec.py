@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import tracemalloc
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dpzv.errors import PeerError
-from dpzv.protocol.codec import MAX_FRAME, Codec
+from dpzv.protocol.codec import FRAMING, MAX_FRAME, Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
 
 LAM = 1e-3
+Name = Literal["float32", "float16", "int8"]
 
 
 def tensor(B: int, k: int, seed: int) -> NDArray[np.float32]:
@@ -82,22 +84,103 @@ def test_float16_frames_are_half_as_long_and_rows_stay_apart() -> None:
 
 
 @pytest.mark.parametrize("per_record", [False, True])
-@pytest.mark.parametrize("name", ["float32", "float16"])
-def test_the_payload_of_every_message_is_its_frame_without_the_framing(name: str, per_record: bool) -> None:
-    codec, h = Codec(name, LAM, per_record=per_record), tensor(100, 7, 0)
-    uploads = [Fill(1, 0, h), Evaluation(1, 0, h), *(Embeddings(1, 0, (h,) * n) for n in (1, 2, 5))]
+@pytest.mark.parametrize("name", ["float32", "float16", "int8"])
+def test_the_payload_of_every_message_is_its_frame_without_the_framing(name: Name, per_record: bool) -> None:
+    codec, h = Codec(name, LAM, arrays=1000, per_record=per_record), tensor(100, 7, 0)
+    uploads = [Fill(1, 0, h), Evaluation(1, 0, h), *(Embeddings(2**40, 2**40, (h,) * n) for n in (1, 2, 5, 300))]
     for message in (*uploads, Release(1, 1, 0, np.ones(1)), Release(1, 1, 0, np.ones(300))):
-        assert 0 < len(codec.encode(message)) - codec.payload_bytes(message) < 48
-    assert codec.payload_bytes(Embeddings(1, 0, (h,) * 5)) == 5 * 700 * (4 if name == "float32" else 2)
+        assert 0 < len(codec.encode(message)) - codec.payload_bytes(message) < FRAMING
+    assert len(codec.encode(Embeddings(1, 0, (h,) * 1000))) <= codec.longest(100, 7)
+    expected = {"float32": 5 * 700 * 4, "float16": 5 * 700 * 2, "int8": 700 * 2 + 4 * 700 + 100 * 2}
+    assert codec.payload_bytes(Embeddings(1, 0, (h,) * 5)) == expected[name]
     assert codec.payload_bytes(Release(1, 1, 0, np.ones(300))) == 300 * (4 if per_record else 8)
+
+
+def along(slopes: NDArray[np.float32], seed: int = 0) -> tuple[NDArray[np.float32], ...]:
+    """h and h + lam*slope for each of `slopes` [K, B, k]."""
+    h = tensor(*slopes.shape[1:], seed)
+    return h, *(h + np.float32(LAM) * slope for slope in slopes)
+
+
+def received(codec: Codec, h: tuple[NDArray[np.float32], ...], position: int = 0) -> NDArray[np.float32]:
+    got = codec.decode(codec.encode(Embeddings(1, position, h)))
+    assert isinstance(got, Embeddings)
+    assert len(got.h) == len(h)
+    return np.stack(got.h)
+
+
+@pytest.mark.parametrize(("name", "error"), [("float32", 1e-4), ("float16", 3e-3), ("int8", 5 / 127)])
+def test_slopes_survive_every_codec(name: Name, error: float) -> None:
+    """With one record a thousand times steeper than the others, which scales of their own do not notice."""
+    slopes = np.stack([tensor(64, 3, j) for j in range(1, 9)])
+    slopes[:, 5] *= 1000
+    got = received(Codec(name, LAM, arrays=9), along(slopes))
+    found = (got[1:] - got[0]) / LAM
+    size = np.maximum(np.abs(slopes).max(axis=(0, 2)), 1)
+    assert (np.abs(found - slopes).max(axis=(0, 2)) / size).max() < error
+
+
+def test_slopes_of_8_bits_are_right_on_average() -> None:
+    """The coins of other positions are others; without them every rounding would err the same way."""
+    slopes = np.stack([tensor(32, 2, j) for j in range(1, 5)])
+    codec, h = Codec("int8", LAM, arrays=5), along(slopes)
+    got = [received(codec, h, position) for position in range(200)]
+    found = np.mean([(one[1:] - one[0]) / LAM for one in got], axis=0)
+    scale = np.abs(slopes).max(axis=(0, 2))[None, :, None] / 127
+    # a coin's error is below one step, so the mean of 200 errs by less than half a step / sqrt(200) times 6
+    assert np.abs((found - slopes) / scale).max() < 6 * 0.5 / np.sqrt(200) + 0.02
+    once = (got[0][1:] - got[0][0]) / LAM
+    assert np.abs((once - slopes) / scale).max() > 0.7
+    assert np.array_equal(received(codec, h, 7), got[7])  # a repeated upload repeats its bytes
+    assert not np.array_equal(received(Codec("int8", LAM, arrays=5, seed=1), h), got[0])
+
+
+@settings(max_examples=60)
+@given(
+    name=st.sampled_from(["float32", "float16", "int8"]),
+    K=st.integers(1, 5),
+    i=st.integers(0, 7),
+    j=st.integers(0, 5),
+    value=st.floats(width=32),
+)
+def test_the_bytes_of_a_record_do_not_depend_on_other_records(name: Name, K: int, i: int, j: int, value: float) -> None:
+    """The row rule, with any value in one place; what is not finite or too large is seen in that row alone."""
+    h = along(np.stack([tensor(8, 2, seed) for seed in range(1, K + 1)]))
+    codec = Codec(name, LAM, arrays=K + 1)
+    before = received(codec, h)
+    changed = [one.copy() for one in h]
+    changed[j % len(changed)][i, 1] = value
+    after, others = received(codec, tuple(changed)), np.arange(8) != i
+    assert np.array_equal(before[:, others], after[:, others])
+    if not np.isfinite(value):
+        assert not np.isfinite(after[:, i]).all()
+
+
+def test_frames_of_8_bits_that_do_not_fit_are_refused() -> None:
+    codec, h = Codec("int8", LAM, arrays=4), along(np.stack([tensor(6, 3, j) for j in range(3)]))
+    good = msgspec.msgpack.decode(codec.encode(Embeddings(1, 0, h)))
+    first, steps, scales = good[4]
+    assert (len(first), len(steps), len(scales)) == (36, 54, 12)
+    for parts in (
+        [],
+        [first, steps],
+        [first, steps + first, scales],
+        [first, steps, scales[:-1]],
+        [first, b"", scales],
+    ):
+        with pytest.raises(PeerError):
+            codec.decode(msgspec.msgpack.encode([*good[:4], parts]))
+    for parts in ([first, steps[:18], scales], [first, steps, b"\xff" * 12], [first, b"\x80" * 54, scales]):
+        assert isinstance(codec.decode(msgspec.msgpack.encode([*good[:4], parts])), Embeddings)
+    assert isinstance(codec.decode(codec.encode(Fill(1, 0, h[0]))), Fill)
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 7])
 def test_any_number_of_arrays_is_sent_one_by_one(n: int) -> None:
-    """Only two arrays are a pair of which the midpoint and the slope are sent."""
+    """Slopes are sent only where the method says that its arrays have them."""
     sent = tuple(tensor(6, 3, seed) for seed in range(n))
     for name, received in (("float32", sent), ("float16", [h.astype(np.float16).astype(np.float32) for h in sent])):
-        codec = Codec(name, LAM, arrays=n)
+        codec = Codec(name, LAM, arrays=n, slopes=False)
         got = codec.decode(codec.encode(Embeddings(1, 0, sent)))
         assert isinstance(got, Embeddings)
         assert [h.tobytes() for h in got.h] == [h.tobytes() for h in received]
@@ -118,6 +201,16 @@ def test_a_frame_is_what_it_was_in_the_first_version() -> None:
             Codec("float16", 0.25),
             Embeddings(1, 2, (h_plus, h_minus)),
             b"\x95\xa1e\x01\x02\x92\x01\x01\x92\xc4\x02\x00<\xc4\x02\x00@",
+        ),
+        (  # h, then slopes (h_j - h) / lam = -2 and 4 in half precision
+            Codec("float16", 0.5, arrays=3),
+            Embeddings(1, 2, (h_plus, h_minus, h_plus + 2)),
+            b"\x95\xa1e\x01\x02\x92\x01\x01\x92\xc4\x02\x00>\xc4\x04\x00\xc0\x00D",
+        ),
+        (  # midpoint 1, slope 2 as 127 steps of its scale, scale 2
+            Codec("int8", 0.25),
+            Embeddings(1, 2, (h_plus, h_minus)),
+            b"\x95\xa1e\x01\x02\x92\x01\x01\x93\xc4\x02\x00<\xc4\x01\x7f\xc4\x02\x00@",
         ),
         (
             Codec("float32", 0.5),

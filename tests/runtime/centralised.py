@@ -1,4 +1,4 @@
-"""Algorithm 1 without noise and clip, in one place: no messages, no table machine, no ledger. An oracle."""
+"""Algorithm 1 without noise and clip, in one place: no messages, no table machine, no ledger. Two oracles."""
 
 from __future__ import annotations
 
@@ -45,5 +45,45 @@ def train(
         with torch.no_grad():
             for p, u in zip(w.values(), us, strict=True):
                 p.add_(u, alpha=-eta * Delta)
+        Deltas.append(Delta)
+    return Deltas
+
+
+def train_along(
+    networks: list[torch.nn.Module],
+    head: torch.nn.Module,
+    xs: list[torch.Tensor],
+    y: torch.Tensor,
+    *,
+    T: int,
+    B: int,
+    lam: float,
+    eta: float,
+    seed: int,
+    K: int,
+) -> list[list[float]]:
+    """The same with K > 1 directions a message, one-sided, everything in the precision of its arguments."""
+    M, D = len(networks), len(y)
+    table = [network(x).detach() for network, x in zip(networks, xs, strict=True)]
+    Deltas = []
+    for t in range(T):
+        m, k = t % M, t // M
+        ids = torch.from_numpy(BatchSchedule(seed, m + 1, B, D).ids(k).astype(np.int64))
+        w, where = dict(networks[m].named_parameters()), layout(networks[m])
+        us = [whole(where, seed_of(seed, "direction", m + 1, k * K + j)) for j in range(K)]
+
+        def losses(shifts: list[torch.Tensor] | None, m: int = m, ids: torch.Tensor = ids) -> list[torch.Tensor]:
+            parameters = networks[m].named_parameters()
+            moved = {n: p.detach() + (lam * shifts[i] if shifts else 0) for i, (n, p) in enumerate(parameters)}
+            h = functional_call(networks[m], moved, (xs[m][ids],)).detach()
+            rows = torch.cat([h if j == m else other[ids] for j, other in enumerate(table)], dim=1)
+            return [h, F.cross_entropy(head(rows), y[ids], reduction="none").detach().double()]
+
+        h, f = losses(None)
+        Delta = [float(((losses(u)[1] - f) / lam).sum()) / B for u in us]
+        table[m][ids] = h
+        with torch.no_grad():
+            for i, p in enumerate(w.values()):
+                p.sub_(sum(d * u[i] for d, u in zip(Delta, us, strict=True)), alpha=eta / K)
         Deltas.append(Delta)
     return Deltas

@@ -23,6 +23,7 @@ import torch
 from dpzv.methods.rules import Answer, DeviceRule, ServerRule
 from dpzv.methods.steps import zo_step
 from dpzv.zo.clipping import clipped_rows
+from dpzv.zo.estimator import one_sided
 from dpzv.zo.perturb import perturbed
 
 K = 3
@@ -41,9 +42,8 @@ class ThreeWaysDevice(DeviceRule):
         return tuple(sent)
 
     def update(self, Delta, *, position, t):
-        """w_m <- w_m - eta_m * sum_k Delta_k * u_k."""
-        for k, number in enumerate(Delta.tolist()):
-            zo_step(self.velocity, self._u(K * position + k), number, self._steps, t)
+        """w_m <- w_m - eta_m * (1/3) * sum_k Delta_k * u_k."""
+        zo_step(self.velocity, self._u, K * position, Delta, self._steps, t)
 
 
 class ThreeWaysServer(ServerRule):
@@ -57,10 +57,10 @@ class ThreeWaysServer(ServerRule):
         losses = []
         for h in (*asked.h[1:], asked.h[0]):
             asked.put(h)
-            losses.append(self.loss(self.head_rule.output(asked.t, asked.rows, 0.0), asked.y).double())
-        differences = torch.stack([(f_plus - losses[-1]) / asked.lam for f_plus in losses[:-1]], dim=1)
+            losses.append(self.loss(self.head_rule.output(asked.t, asked.rows, 0.0), asked.y))
+        differences = one_sided(losses[:-1], losses[-1], asked.lam)
         totals, grid = clipped_rows(differences, self.C, asked.contributes)
-        return Answer(totals.reshape(len(asked.y), K).sum(axis=0), grid, divisor=len(asked.y))
+        return Answer(totals.sum(axis=0), grid, divisor=len(asked.y))
 '''
 
 
@@ -72,13 +72,15 @@ def three_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     facts = MethodFacts(
         name="three-ways",
         module="three_ways",
-        arrays=4,
-        numbers=lambda B, width, q, clipped: 3,
+        arrays=lambda K: 4,
+        slopes=True,
+        numbers=lambda B, width, q, K, clipped: 3,
         per_record=False,
         backpropagates=False,
         published="downlink",
         two_points=False,
         releases="answers (three mean differences) over B={B} records each",
+        several="",
     )
     monkeypatch.setitem(METHODS, "three-ways", facts)
     return "three-ways"
@@ -91,7 +93,7 @@ def config_of(*assignments: str) -> configuration.Config:
     return configuration.parse(tree)
 
 
-@pytest.mark.parametrize("codec", ["float32", "float16"])
+@pytest.mark.parametrize("codec", ["float32", "float16", "int8"])
 def test_a_fifth_method_trains_under_a_guarantee(three_ways: str, codec: str, tmp_path: Path) -> None:
     config = config_of(f"train.method={three_ways}", "train.rounds=6", f"codec.name={codec}")
     summary = start(config, tmp_path / "run", lambda snapshot: True, math.inf)
@@ -104,7 +106,7 @@ def test_a_fifth_method_trains_under_a_guarantee(three_ways: str, codec: str, tm
 
 def test_a_fifth_method_learns(three_ways: str, tmp_path: Path) -> None:
     free = ("privacy.epsilon=inf", "privacy.C=inf", "noise.source=seeded", "train.eval_every=1000")
-    config = config_of(f"train.method={three_ways}", "train.rounds=200", "train.eta_m=0.01", *free)
+    config = config_of(f"train.method={three_ways}", "train.rounds=200", "train.eta_m=0.03", *free)
     untrained = start(config_of(*free, "train.rounds=0"), tmp_path / "untrained", lambda snapshot: True, math.inf)
     trained = start(config, tmp_path / "trained", lambda snapshot: True, math.inf)
     assert untrained is not None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dpzv.errors import ConfigError
 from dpzv.sensitivity import clip_factor
-from dpzv.zo.clipping import ClippedSum, clipped_sum
+from dpzv.zo.clipping import ClippedSum, clipped_rows, clipped_sum
 
 anything = st.floats(width=64)
 batches = st.lists(anything, min_size=1, max_size=30)
@@ -91,3 +91,55 @@ def test_the_bound_is_two_sided() -> None:
 def test_bad_clips_are_refused(C: float) -> None:
     with pytest.raises(ConfigError, match="C must be above 0"):
         clipped_sum(np.zeros(1), C)
+
+
+vectors = st.integers(1, 8).flatmap(
+    lambda k: st.lists(st.lists(st.one_of(anything, st.floats(-2, 2)), min_size=k, max_size=k), min_size=2, max_size=6)
+)
+
+
+@given(vectors, st.one_of(bounds, st.sampled_from([1e-300, 1e300])))
+def test_vectors_keep_their_norm_to_the_last_bit(batch: list[list[float]], C: float) -> None:
+    """In exact arithmetic: the norm, what replacing a record moves, and that no entry was rounded away from zero."""
+    totals, grid = clipped_rows(np.array(batch), C)
+    assert totals.dtype == np.int64
+    for row, numbers in zip(batch, totals.tolist(), strict=True):
+        assert sum(n * n for n in numbers) <= 2**80
+        if not all(map(math.isfinite, row)):
+            assert not any(numbers)
+            continue
+        for value, n in zip(row, numbers, strict=True):
+            assert abs(n) * Fraction(grid) <= abs(Fraction(value)) * (1 + Fraction(1, 2**50))
+    first, second = totals.tolist()[:2]
+    assert sum((a - b) ** 2 for a, b in zip(first, second, strict=True)) <= (2 * 2**40) ** 2
+
+
+@given(st.integers(1, 64), st.integers(0, 10**6), bounds)
+def test_clipped_vectors_are_the_scaled_ones(k: int, seed: int, C: float) -> None:
+    """Within a step of the grid and the share of 2^-36 that is kept as a reserve; all have their direction."""
+    x = np.random.default_rng(seed).standard_normal((5, k)) * C * np.array([[1e-3], [0.3], [1.0], [50.0], [1e9]])
+    totals, grid = clipped_rows(x, C)
+    norms = np.linalg.norm(x, axis=1, keepdims=True)
+    expected = x * np.minimum(1, C / np.maximum(norms, 1e-300))
+    assert np.abs(totals * grid - expected).max() <= C * (2.0**-40 + 2.0**-36)
+
+
+@pytest.mark.parametrize("k", [2, 3, 16, 1000, 1 << 16])
+def test_long_vectors_reach_the_bound_and_do_not_pass_it(k: int) -> None:
+    """At every place on the sphere; scaled to 2^40 itself and rounded to nearest, a third of them would pass it."""
+    x = np.random.default_rng(k).standard_normal((200 if k < 9999 else 3, k)) * 1e6
+    totals, _ = clipped_rows(x, 0.7)
+    squares = [sum(n * n for n in row) for row in totals.tolist()]
+    assert max(squares) <= 2**80
+    assert min(squares) > 2**80 * (1 - 2**-30)
+    nearest = np.rint(x * (2.0**40 / np.linalg.norm(x, axis=1, keepdims=True))).astype(np.int64)
+    assert max(sum(n * n for n in row) for row in nearest.tolist()) > 2**80
+
+
+def test_vectors_of_records_that_may_not_contribute_are_zeros() -> None:
+    x = np.ones((3, 2))
+    assert clipped_rows(x, math.inf, np.array([True, False, True]))[0].tolist() == [[1, 1], [0, 0], [1, 1]]
+    totals, grid = clipped_rows(x, 100.0, np.array([True, False, True]))
+    assert (totals * grid).tolist() == pytest.approx(np.array([[1, 1], [0, 0], [1, 1]]))
+    with pytest.raises(ConfigError, match="65536 numbers each, got 1 of 65537"):
+        clipped_rows(np.zeros((1, (1 << 16) + 1)), 1.0)

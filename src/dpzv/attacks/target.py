@@ -162,6 +162,10 @@ def target_of(config: Config, noise: NoiseSource) -> Target:
         )
     if config.train.method != "dpzv":
         raise ConfigError(f"an audit attacks dpzv's releases, got method '{config.train.method}'; audit dpzv.")
+    if config.train.directions > 1:
+        raise ConfigError(
+            f"an audit attacks releases of one number, got train.directions={config.train.directions}; set it to 1."
+        )
     if sizes_of(config, D, M).T == 0:
         raise ConfigError("an audit needs releases, got a configuration without rounds; set train.rounds.")
     return Target(config, noise, card.task, card.n_classes, M, min(1.0, config.head.batch / D))

@@ -67,7 +67,8 @@ class PlanOptions:
     batch: Annotated[int, typer.Option("--batch", help="Records a release B.")]
     passes: Annotated[float, typer.Option("--passes", help="Passes of each device over its records.")]
     devices: Annotated[int, typer.Option("--devices", help="Devices M.")]
-    clip: Annotated[float, typer.Option("--clip", help="Clip C.")] = 1.0
+    clip: Annotated[float, typer.Option("--clip", help="Clip C, for each direction.")] = 1.0
+    directions: Annotated[int, typer.Option("--directions", help="Directions a message K.")] = 1
     neighbours: Annotated[Literal["replace-one", "zero-out"], typer.Option("--neighbours")] = "replace-one"
     accounting: Annotated[Literal["exact", "paper"], typer.Option("--accounting")] = "exact"
     head: Annotated[str, typer.Option("--head", help="How w_0 moves.", click_type=click.Choice(list(HEAD_RULES)))] = (
@@ -105,6 +106,7 @@ class PlanOptions:
             head_batch=min(self.head_batch, D),
             head_steps=self.head_steps,
             head_share=head_share,
+            directions=self.directions,
         )
 
 
@@ -216,16 +218,18 @@ def _figures(asked: PlanRequest) -> dict[str, Any]:
     from dpzv.privacy.gdp import epsilon_of, mu_of, paper_sigma_dp, true_mu_of_paper
     from dpzv.privacy.planning import make_plan
     from dpzv.privacy.statement import parts_of
+    from dpzv.privacy.wording import released
 
     made = make_plan(asked)
     paper_mu = mu_of(asked.epsilon, asked.delta_dp)
-    paper_sigma = paper_sigma_dp(asked.C, asked.T, asked.D, paper_mu)
+    paper_sigma = paper_sigma_dp(asked.clip, asked.T, asked.D, paper_mu)
     # the published rule is sigma_dp = constant / mu, so given sigma_dp it returns the mu that it claims for this noise
-    claimed = epsilon_of(paper_sigma_dp(asked.C, asked.T, asked.D, made.sigma_dp), asked.delta_dp)
+    claimed = epsilon_of(paper_sigma_dp(asked.clip, asked.T, asked.D, made.sigma_dp), asked.delta_dp)
     budget = ("sigma_dp", "mu", "epsilon", "epsilon_zero_out", "epsilon_replace_one", "delta_dp")
     values: dict[str, Any] = {
         **{name: getattr(made, name) for name in budget},
         "rounds": made.T,
+        "released": released(made.method, made.B, made.directions),
         "participations": made.participations,
         "z": made.z,
         "parts": [] if asked.accounting == "paper" else msgspec.to_builtins(parts_of(made)),

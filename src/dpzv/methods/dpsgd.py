@@ -56,7 +56,7 @@ class DPSGD(HeadRule):
         if self._noise.grid and numbers > MOST_NUMBERS:
             raise ConfigError(f"a private head has at most {MOST_NUMBERS:,} numbers, got {numbers:,}; narrow it.")
 
-    def move(self, t: int, Delta: float, rows: Tensor, y: Tensor, steps: int) -> None:
+    def move(self, t: int, Delta: NDArray[np.float64], rows: Tensor, y: Tensor, steps: int) -> None:
         """Take the steps that the gate admitted after round t; the round's own batch is not used."""
         noise = self._noise
         for j in range(steps):

@@ -1,13 +1,17 @@
-"""Algorithm 1 of the paper (DPZV), line by line; who sends what when is in `protocol/`.
+"""Algorithm 1 of the paper (DPZV), line by line, with K directions a message; who sends what when is in `protocol/`.
 
     for t = 1..T:
-        device m computes h_plus, h_minus at w_m +- lam*u              DpzvDevice.embeddings
+        device m computes h at w_m and h_j at w_m + lam*u_j, j = 1..K     DpzvDevice.embeddings
         (forward) device transmits embeddings to server
-        server computes delta_zo = (f_plus - f_minus) / (2*lam)
-        Delta = (1/B) * sum_i clip_C(delta_zo_i) + z                   DpzvServer.answer, then the gate
-        server updates w_0                                             HeadRule.move (heads.py)
+        server computes delta_zo_j = (f(h_j) - f(h)) / lam
+        Delta = (1/B) * sum_i clip(delta_zo_i) + z, K numbers             DpzvServer.answer, then the gate
+        server updates w_0                                                HeadRule.move (heads.py)
         (backward) device receives Delta
-        w_m <- w_m - eta_m * Delta * u                                 DpzvDevice.update
+        w_m <- w_m - eta_m * (1/K) * sum_j Delta_j * u_j                  DpzvDevice.update
+
+K = 1 (`train.directions`) is the paper: the device sends h_plus and h_minus at w_m +- lam*u, and delta_zo is
+(f_plus - f_minus) / (2*lam). With more directions the common h takes the place of K values h_minus, which halves
+evaluations and bytes. One record's K differences are clipped to the Euclidean norm C*sqrt(K) together.
 
 The divisor is 2*lam as in the paper's eq. (zero), not lam as in its eq. (delta); the clip is two-sided
 (docs/fidelity.md). One record's term depends on that record, public constants and the history alone.
@@ -21,24 +25,38 @@ from numpy.typing import NDArray
 
 from dpzv.methods.rules import Answer, DeviceRule, Question, ServerRule, check_length
 from dpzv.methods.steps import zo_step
-from dpzv.zo.clipping import clipped_sum
-from dpzv.zo.estimator import delta_zo
-from dpzv.zo.perturb import two_point
+from dpzv.sensitivity import euclidean_clip
+from dpzv.zo.clipping import clipped_rows, clipped_sum
+from dpzv.zo.estimator import delta_zo, one_sided
+from dpzv.zo.perturb import perturbed, two_point
 
 __all__ = ["DpzvDevice", "DpzvServer"]
 
 
 class DpzvDevice(DeviceRule):
-    """Sends h_plus and h_minus, moves along u by the one number that comes back."""
+    """Sends embeddings along K directions, and moves along them by the K numbers that come back.
 
+    Direction j of a batch, counted from 0, is number position*K + j of the device's stream, which is a format.
+    """
+
+    @torch.no_grad()
     def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
-        """h_plus and h_minus [B, k] of the batch `x` at `position` of the device's schedule."""
-        return two_point(self.network, x, self._u(position), self._lam)
+        """h and h_1 .. h_K [B, k] of the batch `x` at `position` of the device's schedule; for K = 1 h_plus, h_minus.
+
+        They are computed one after the other, so that K directions need no more memory than one.
+        """
+        if self._K == 1:
+            return two_point(self.network, x, self._u(position), self._lam)
+        h: list[torch.Tensor] = [self.network(x)]
+        for j in range(self._K):
+            with perturbed(self._u(position * self._K + j), self._lam):
+                h.append(self.network(x))
+        return tuple(h)
 
     def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
-        """w_m <- w_m - eta_m * Delta * u, with the same u as in `embeddings`."""
-        check_length(Delta, 1)
-        zo_step(self.velocity, self._u(position), float(Delta[0]), self._steps, t)
+        """w_m <- w_m - eta_m * (1/K) * sum_j Delta_j * u_j, with the same u_j as in `embeddings`."""
+        check_length(Delta, self._K)
+        zo_step(self.velocity, self._u, position * self._K, Delta, self._steps, t)
 
 
 class DpzvServer(ServerRule):
@@ -46,17 +64,25 @@ class DpzvServer(ServerRule):
 
     __slots__ = ()
 
+    @torch.no_grad()
     def answer(self, asked: Question) -> Answer:
         """The mean of clipped differences; the unclipped ones never leave this function.
 
-        The asking device's columns are h_plus for the first evaluation, then h_minus; the table keeps their midpoint.
+        The asking device's columns are one of its embeddings after the other; the table keeps h, or the midpoint of
+        h_plus and h_minus.
         """
-        (h_plus, h_minus), rows, y, lam = asked.h, asked.rows, asked.y, asked.lam
-        with torch.no_grad():
-            asked.put(h_plus)
-            f_plus = self.loss(self.head_rule.output(asked.t, rows, lam), y)
-            asked.put(h_minus)
-            f_minus = self.loss(self.head_rule.output(asked.t, rows, -lam), y)
-        asked.put(0.5 * h_plus + 0.5 * h_minus)
-        clipped = clipped_sum(delta_zo(f_plus, f_minus, lam), self.C, asked.contributes)
-        return Answer(np.array([clipped.total]), clipped.grid, divisor=len(h_plus))
+        h, lam, first = asked.h, asked.lam, asked.t * self.K
+        if self.K == 1:
+            f_plus, f_minus = self._loss(asked, h[0], first, lam), self._loss(asked, h[1], first, -lam)
+            asked.put(0.5 * h[0] + 0.5 * h[1])
+            clipped = clipped_sum(delta_zo(f_plus, f_minus, lam), self.C, asked.contributes)
+            return Answer(np.array([clipped.total]), clipped.grid, divisor=len(asked.y))
+        moved = [self._loss(asked, h_j, first + j, lam) for j, h_j in enumerate(h[1:])]
+        f = self._loss(asked, h[0], first, 0.0)
+        totals, grid = clipped_rows(one_sided(moved, f, lam), euclidean_clip(self.C, self.K), asked.contributes)
+        return Answer(totals.sum(axis=0), grid, divisor=len(asked.y))
+
+    def _loss(self, asked: Question, h: NDArray[np.float32], number: int, offset: float) -> torch.Tensor:
+        """The losses [B] where the asking device's embeddings are `h` and w_0 may be shifted along its direction."""
+        asked.put(h)
+        return self.loss(self.head_rule.output(number, asked.rows, offset), asked.y)

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 import torch
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from dpzv.declarations import head_rule_facts
 from dpzv.methods.steps import Directions, Steps, sgd_step, still, zo_step
@@ -57,14 +58,18 @@ class HeadRule(ABC):
         self.head = parts.head
         self.velocity: list[torch.Tensor] = []
 
-    def output(self, t: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
-        """The head's output [B, n] for `rows` in round t, at w_0; a rule may use the `offset`, either +lam or -lam."""
+    def output(self, number: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
+        """The head's output [B, n] for `rows`, at w_0.
+
+        A rule may shift w_0 by `offset` (+lam, -lam or 0) along its direction `number`, which is t*K + j for direction
+        j of the K in round t.
+        """
         output: torch.Tensor = self.head(rows)
         return output
 
     @abstractmethod
-    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
-        """Move w_0 after round t released `Delta` for the batch `rows`, `y`.
+    def move(self, t: int, Delta: NDArray[np.float64], rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
+        """Move w_0 after round t released the numbers `Delta` for the batch `rows`, `y`.
 
         `steps` is how many private steps of its own the gate admitted; rules without such steps get 0.
         """
@@ -73,7 +78,7 @@ class HeadRule(ABC):
 class Frozen(HeadRule):
     """w_0 never moves: it depends on no record."""
 
-    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
+    def move(self, t: int, Delta: NDArray[np.float64], rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """Do nothing."""
 
 
@@ -89,34 +94,36 @@ class _Moving(HeadRule):
 
 
 class JointZO(_Moving):
-    """w_0 and w_m are perturbed in the same evaluation and both move by the one released Delta."""
+    """w_0 and w_m are perturbed in the same evaluations and both move by the released Delta."""
 
-    def output(self, t: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
+    def output(self, number: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
         """The head at w_0 + offset*u_0."""
-        with perturbed(self._u(t), offset):
-            return super().output(t, rows, offset)
+        if not offset:
+            return super().output(number, rows, offset)
+        with perturbed(self._u(number), offset):
+            return super().output(number, rows, offset)
 
-    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
-        """w_0 <- w_0 - eta_0 * Delta * u_0: uses nothing but the released value."""
-        zo_step(self.velocity, self._u(t), Delta, self._steps, t)
+    def move(self, t: int, Delta: NDArray[np.float64], rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
+        """w_0 <- w_0 - eta_0 * (1/K) * sum_j Delta_j * u_0j: uses nothing but the K released numbers."""
+        zo_step(self.velocity, self._u, t * len(Delta), Delta, self._steps, t)
 
 
 class OwnZO(_Moving):
     """The paper's option i): a zeroth-order step with a difference of the server's own, without noise."""
 
     @torch.no_grad()
-    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
+    def move(self, t: int, Delta: NDArray[np.float64], rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """w_0 <- w_0 - eta_0 * mean(delta_zo of w_0) * u_0."""
         plus, minus = two_point(self.head, rows, self._u(t), self._lam)
         f_plus, f_minus = self._loss(plus, y), self._loss(minus, y)
         mean = np.nan_to_num(delta_zo(f_plus, f_minus, self._lam), posinf=0.0, neginf=0.0).mean()
-        zo_step(self.velocity, self._u(t), float(mean), self._steps, t)
+        zo_step(self.velocity, self._u, t, np.array([mean]), self._steps, t)
 
 
 class OwnSGD(_Moving):
     """The paper's option ii): stochastic gradient descent on the batch, without noise."""
 
-    def move(self, t: int, Delta: float, rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
+    def move(self, t: int, Delta: NDArray[np.float64], rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """w_0 <- w_0 - eta_0 * gradient of the batch's mean loss."""
         parameters: list[torch.Tensor] = list(self.head.parameters())
         with torch.enable_grad():

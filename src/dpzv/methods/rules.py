@@ -55,7 +55,7 @@ class Question(Struct, frozen=True):
     """Device m's batch at `position` of its schedule, in round t, as the server's rule sees it.
 
     `rows` [B, k_1+...+k_M] are the table's rows of the batch, and `columns` are those of the asking device, which sent
-    `h` for them: one or two embeddings [B, k]. `y` [B] are the labels. A record where `contributes` [B] is false adds
+    `h` for them: one or more embeddings [B, k]. `y` [B] are the labels. A record where `contributes` [B] is false adds
     0; `None` means that all contribute.
     """
 
@@ -117,11 +117,12 @@ class DeviceRule(ABC):
         self.network = network
         self.velocity: list[torch.Tensor] = still(network) if steps.momentum else []
         self._m, self._seed, self._lam, self._steps, self._uplink = m, seed, lam, steps, uplink
+        self._K = steps.K
         self._u = Directions(network, seed, "direction", m)  # the stream's name is a format
 
     @abstractmethod
     def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
-        """What is sent for the batch `x` at `position` of the device's schedule: one or two embeddings [B, k]."""
+        """What is sent for the batch `x` at `position` of the device's schedule: one or more embeddings [B, k]."""
 
     @abstractmethod
     def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
@@ -167,8 +168,8 @@ class FirstOrder(DeviceRule):
 class ServerRule(ABC):
     """What the server computes in a round; w_0 then moves by its `head_rule`.
 
-    `C` clips one record's part of an answer; infinity means no clip. `q` is the number of directions that a method
-    draws if it perturbs embeddings, from streams of the public `seed`.
+    `C` clips one record's part of an answer, for each of the K directions of a message; infinity means no clip. `q` is
+    the number of directions that a method draws if it perturbs embeddings, from streams of the public `seed`.
     """
 
     facts: MethodFacts
@@ -177,6 +178,7 @@ class ServerRule(ABC):
     C: float
     q: int
     seed: int
+    K: int
 
     def __post_init__(self) -> None:
         positive("C", self.C)
@@ -193,9 +195,14 @@ class ServerRule(ABC):
         On return `asked.rows` holds what the table keeps.
         """
 
+    @property
+    def arrays(self) -> int:
+        """How many embeddings a device sends for a batch."""
+        return self.facts.arrays(self.K)
+
     def numbers(self, B: int, width: int) -> int:
         """How many numbers come back for a batch of `B` records of a device whose embeddings have `width` numbers."""
-        return self.facts.numbers(B, width, self.q, math.isfinite(self.C))
+        return self.facts.numbers(B, width, self.q, self.K, math.isfinite(self.C))
 
 
 def make_device_rule(
@@ -207,12 +214,12 @@ def make_device_rule(
 
 
 def make_server_rule(
-    name: MethodName, head_rule: HeadRule, loss: Loss, C: float, *, q: int = 1, seed: int = 0
+    name: MethodName, head_rule: HeadRule, loss: Loss, C: float, *, q: int = 1, seed: int = 0, K: int = 1
 ) -> ServerRule:
     """What the server does under the method called `name`."""
     facts = method_facts(name)
     kind: type[ServerRule] = _class_of(facts, "Server")
-    return kind(facts, head_rule, loss, C, q, seed)
+    return kind(facts, head_rule, loss, C, q, seed, K)
 
 
 def check_length(Delta: NDArray[np.float64], expected: int) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dpzv.rng import seed_of
 from dpzv.terms import Schedule
@@ -17,12 +19,13 @@ __all__ = ["Directions", "Steps", "sgd_step", "still", "zo_step"]
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How far weights move: a step size `eta`, its `schedule` over T rounds, and momentum."""
+    """How far weights move: a step size `eta`, its `schedule` over T rounds, momentum, and K, the directions a step."""
 
     eta: float
     momentum: float
     schedule: Schedule
     T: int
+    K: int = 1
 
     def at(self, t: int) -> float:
         """The step size of round t: `eta`, or less if the schedule falls to 0. Rounds count from 1; 0 is the start."""
@@ -58,12 +61,21 @@ class Directions:
         return self._last[1]
 
 
-def zo_step(velocity: list[torch.Tensor], u: Direction, Delta: float, steps: Steps, t: int) -> None:
-    """w <- w - eta * Delta * u in round t, with momentum if `steps` has it."""
-    if steps.momentum:
-        momentum_step(velocity, u, Delta, eta=steps.at(t), momentum=steps.momentum)
-    else:
-        step(u, steps.at(t) * Delta)
+def zo_step(
+    velocity: list[torch.Tensor], u: Directions, first: int, Delta: NDArray[np.float64], steps: Steps, t: int
+) -> None:
+    """w <- w - eta * (1/K) * sum_j Delta_j * u_j in round t, with momentum if `steps` has it.
+
+    The K directions are those numbered from `first` on, K is the length of `Delta`, and they are made one after the
+    other. With momentum the velocity falls before the first of them, and the weights move after the last.
+    """
+    eta, momentum, last = steps.at(t), steps.momentum, len(Delta) - 1
+    for j, each in enumerate((Delta / len(Delta)).tolist()):
+        if momentum:
+            falls, moves = momentum if j == 0 else 1.0, eta if j == last else 0.0
+            momentum_step(velocity, u(first + j), each, eta=moves, momentum=falls)
+        else:
+            step(u(first + j), eta * each)
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from dpzv.methods.rules import Answer, FirstOrder, Question, ServerRule
 from dpzv.rng import seed_of, torch_generator
 from dpzv.zo.clipping import clipped_rows
+from dpzv.zo.estimator import one_sided
 
 __all__ = ["VflCzofoDevice", "VflCzofoServer", "directions"]
 
@@ -58,11 +59,10 @@ class VflCzofoServer(ServerRule):
         """q means over the batch, each record's q differences clipped together."""
         (h,), rows, y, lam = asked.h, asked.rows, asked.y, asked.lam
         asked.put(h)
-        f = self.loss(self.head_rule.output(asked.t, rows, 0.0), y).double()
-        differences = []
+        f, moved = self.loss(self.head_rule.output(asked.t, rows, 0.0), y), []
         for v in directions(seed_of(self.seed, "direction", asked.m, asked.position), self.q, h.shape):
             asked.put(h + (lam * v).numpy())
-            differences.append((self.loss(self.head_rule.output(asked.t, rows, 0.0), y).double() - f) / lam)
+            moved.append(self.loss(self.head_rule.output(asked.t, rows, 0.0), y))
         asked.put(h)
-        totals, grid = clipped_rows(torch.stack(differences, dim=1), self.C, asked.contributes)
-        return Answer(totals.reshape(len(y), self.q).sum(axis=0), grid, divisor=len(y))
+        totals, grid = clipped_rows(one_sided(moved, f, lam), self.C, asked.contributes)
+        return Answer(totals.sum(axis=0), grid, divisor=len(y))

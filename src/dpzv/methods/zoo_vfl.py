@@ -44,12 +44,10 @@ class ZooVflDevice(DeviceRule):
         Two numbers in `Delta` are the losses f and f_plus, in this order; one number is their noised difference over
         lam.
         """
-        if len(Delta) == 1:
-            difference = float(Delta[0])
-        else:
+        if len(Delta) != 1:
             check_length(Delta, 2)
-            difference = float(Delta[1] - Delta[0]) / self._lam
-        zo_step(self.velocity, self._u(position), difference, self._steps, t)
+            Delta = np.diff(Delta) / self._lam
+        zo_step(self.velocity, self._u, position, Delta, self._steps, t)
 
 
 class ZooVflServer(ServerRule):

@@ -80,7 +80,7 @@ MESSAGE, RELEASE, CONTROL = b"m", b"r", b"c"
 """The first byte of a frame, which is a format: it holds a message of `protocol/`, a receipt and the release that it is
 for, or a control message."""
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Parties that speak another number refuse each other."""
 
 

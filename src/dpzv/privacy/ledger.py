@@ -80,7 +80,7 @@ class Ledger:
         # `_order` guards what is in memory, `_disk` the file; code that needs both locks takes `_disk` first
         self._order, self._disk = threading.RLock(), threading.RLock()
         self._waiting: dict[int, ReleaseRow] = {}
-        self._per_record = self.plan.per_record  # looked up once: every release is compared with it
+        self._noise = self.plan.clip, self.plan.sigma_dp, self.plan.per_record  # every release is compared with it
         self._admitted: ReleaseEvent | None = None
         self._marker: Marker | None = None
         self._counters = CapCounters(D=self.plan.D, cap=self.plan.cap)
@@ -230,10 +230,10 @@ class Ledger:
         least = plan.min_batch if math.isfinite(plan.epsilon) else 1
         size = len(self._ids_of(event.m, event.position))
         noise = (event.C, event.sigma_dp, event.per_record)
-        if not least <= size == event.B <= plan.D or noise != (plan.C, plan.sigma_dp, self._per_record):
+        if not least <= size == event.B <= plan.D or noise != self._noise:
             raise PrivacyRefused(
-                f"expected a batch of {size} (at least {least}) with C={plan.C:g} and "
-                f"sigma_dp={plan.sigma_dp:g} as planned, got B={event.B}, C={event.C:g}, "
+                f"expected a batch of {size} (at least {least}) with clip {plan.clip:g} and "
+                f"sigma_dp={plan.sigma_dp:g} as planned, got B={event.B}, clip {event.C:g}, "
                 f"sigma_dp={event.sigma_dp:g}; release what was planned."
             )
         self._counters.charge_of(event)

@@ -46,7 +46,7 @@ ReleaseRow = tuple[int, int, int, int, float, bytes, bytes]
 """t, m, position, B, sigma_dp, Delta, frame_xxh3: the columns of the table `releases`, in its order."""
 
 _ROW, _AT_ONCE = "(?, ?, ?, ?, ?, ?, ?)", 32
-SCHEMA = 7
+SCHEMA = 8
 NAMES_KEY, NAMES, ENDED = "names_key", "names", "ended"
 """Keys of `meta` that are formats: how records are named, their names, and whether the run is ended for good."""
 

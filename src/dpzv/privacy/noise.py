@@ -27,7 +27,7 @@ __all__ = ["ExactNoise", "NoiseSource", "SeededNoise", "Totals"]
 _UNIT = NormalDist()
 
 BLOCK = 64
-"""How many single noise values are drawn at once."""
+"""How many noise values are drawn at once, unless a release needs more."""
 
 Totals = NDArray[np.int64] | NDArray[np.float64]
 """The n numbers of a release before their noise, [n]."""
@@ -121,14 +121,16 @@ class ExactNoise:
     def _drawn(self, scale: float, n: int) -> NDArray[np.int64]:
         """n integers of discrete Gaussian noise, used once.
 
-        Noise does not depend on what it is added to, so single integers are drawn ahead in blocks: a call of OpenDP
-        costs ten times as much as a draw. They are kept in memory only; a forked process and a copy draw their own.
+        Noise does not depend on what it is added to, so integers are drawn ahead in blocks: a call of OpenDP costs ten
+        times as much as a draw. They are kept in memory only; a forked process and a copy draw their own.
         """
-        if n > 1:
-            return np.array(_discrete_gaussian(scale)([0] * n), np.int64)
-        if not self._ahead or self._of != (scale, os.getpid()):
-            self._ahead, self._of = _discrete_gaussian(scale)([0] * BLOCK), (scale, os.getpid())
-        return np.array([self._ahead.pop()], np.int64)
+        if self._of != (scale, os.getpid()):
+            self._ahead, self._of = [], (scale, os.getpid())
+        if len(self._ahead) < n:
+            self._ahead += _discrete_gaussian(scale)([0] * max(n, BLOCK))
+        drawn = self._ahead[-n:]
+        del self._ahead[-n:]
+        return np.array(drawn, np.int64)
 
     def grid(self, clip: float) -> float:
         """The grid to which sums of terms of norm at most `clip` are rounded before `added`: a power of 2."""

@@ -11,12 +11,12 @@ import math
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dpzv.declarations import head_rule_facts, method_facts, start_facts
+from dpzv.declarations import head_rule_facts, method_facts, refuse_directions, start_facts
 from dpzv.errors import ConfigError
 from dpzv.privacy.accountant import Composition, compose, fold
 from dpzv.privacy.events import LATTICE_DISTANCE, Event, ReleaseEvent, Releases, Start, grid_scale
 from dpzv.privacy.gdp import epsilon_of
-from dpzv.sensitivity import clip_factor, outer_product_factor
+from dpzv.sensitivity import clip_factor, euclidean_clip, outer_product_factor
 from dpzv.terms import Accounting, HeadRuleName, MethodName, Neighbours, NoiseSourceName, Protects, StartName, Where
 from dpzv.validate import whole
 
@@ -39,7 +39,7 @@ SUM_SLACK = 1e-6
 than its clip, at worst by a share of 4e-7 whatever the size of the sum (docs/privacy.md, Proof 10)."""
 
 MOST_NUMBERS = 1 << 16
-"""The widest embedding and the most directions of a batch that a plan allows for.
+"""The widest embedding and the most directions (`train.q`, `train.directions`) of a batch that a plan allows for.
 
 They enter only through the lattice distances, each of order 1e-20."""
 
@@ -88,7 +88,8 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     `head_batch` of the `D` records; without rounds (``T = 0``) it gets all that the starts leave, and with
     ``head_steps = 0`` as well nothing is spent.
 
-    `method` says what a release is: one number over a batch, or more (the rivals). With `where` = uplink a rival's
+    `method` says what a release is: K numbers over a batch (`directions` is K, and `C` is the clip of each of them), or
+    others (the rivals). With `where` = uplink a rival's
     embeddings, clipped to norm `C_h`, get the noise instead, as published; that protects nothing against devices.
     """
 
@@ -114,6 +115,12 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     parents: tuple[ParentRun, ...] = ()
     where: Where = "downlink"
     C_h: float = math.inf
+    directions: int = 1
+
+    @property
+    def clip(self) -> float:
+        """The Euclidean norm to which the K numbers of one record are clipped together."""
+        return euclidean_clip(self.C, self.directions)
 
     @property
     def q(self) -> float:
@@ -143,7 +150,11 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
 
 
 def request_of(asked: PlanRequest) -> PlanRequest:
-    """What was asked for, without what a plan computed from it, and with 0 for what starts and head rule do not use."""
+    """What was asked for, without what a plan computed from it, and with 0 for what starts and head rule do not use.
+
+    Directions that the method does not have are refused.
+    """
+    refuse_directions(asked.method, asked.directions)
     asked = PlanRequest(**{name: getattr(asked, name) for name in PlanRequest.__struct_fields__})
     if not private_starts(asked):
         asked = replace(asked, start_share=0.0)
@@ -175,7 +186,7 @@ class PrivacyPlan(PlanRequest, frozen=True, kw_only=True):
     `mu` is the Gaussian-DP parameter of all releases together and `mu_start` that of each device's start (0 unless it
     is private), both for `neighbours`. `mu_head` and `mu_parents` are the shares of the head and of earlier runs as a
     mu: exact where they are Gaussian, else what they leave to the others. `z` is the noise multiplier of a head's
-    private steps (0: it makes none). `cap` bounds every record's sum of (C / (B sigma_dp))^2; it is infinite where
+    private steps (0: it makes none). `cap` bounds every record's sum of (clip / (B sigma_dp))^2; it is infinite where
     there is nothing to enforce. `events` are all that the ledger admits, at their caps. `epsilon_zero_out` and
     `epsilon_replace_one` are what the same noise gives under either kind of neighbours. `sigma_h` is the noise on a
     rival's embeddings where the noise is on the uplink; the releases then have none.
@@ -212,7 +223,7 @@ class PrivacyPlan(PlanRequest, frozen=True, kw_only=True):
     def event(self, *, t: int, m: int, position: int, B: int, sigma_dp: float | None = None) -> ReleaseEvent:
         """A release under this plan, over a batch of `B` records, with the plan's noise unless told otherwise."""
         noise = self.sigma_dp if sigma_dp is None else sigma_dp
-        return ReleaseEvent(t=t, m=m, position=position, B=B, C=self.C, sigma_dp=noise, per_record=self.per_record)
+        return ReleaseEvent(t=t, m=m, position=position, B=B, C=self.clip, sigma_dp=noise, per_record=self.per_record)
 
     @property
     def claim(self) -> tuple[Event, ...]:
@@ -248,7 +259,7 @@ def capped_releases(plan: PrivacyPlan) -> Releases:
     # the ledger admits no batch below min_batch, so no release has coarser noise than this
     least = plan.event(t=0, m=0, position=0, B=min(plan.B, plan.min_batch))
     scale = grid_scale(least) if math.isfinite(plan.cap) else math.inf
-    numbers = method_facts(plan.method).numbers(plan.B, MOST_NUMBERS, MOST_NUMBERS, True)
+    numbers = method_facts(plan.method).numbers(plan.B, MOST_NUMBERS, MOST_NUMBERS, plan.directions, True)
     return Releases(cap=plan.cap, distance=plan.T * numbers * LATTICE_DISTANCE / scale**2)
 
 

@@ -97,7 +97,7 @@ def _with_budget(asked: PlanRequest, budget: float, *, whole: float) -> PrivacyP
 def _as_published(plan: PrivacyPlan) -> PrivacyPlan:
     """The plan with the noise of the published rule, whose 2C stands for a replaced record."""
     mu = mu_of(plan.epsilon, plan.delta_dp)
-    sigma_dp = paper_sigma_dp(plan.C, plan.T, plan.D, mu)
+    sigma_dp = paper_sigma_dp(plan.clip, plan.T, plan.D, mu)
     plan = replace(plan, sigma_dp=sigma_dp, mu=mu, cap=math.inf)
     zero_out = epsilon_of(accountant.gaussian_mu(plan.cost, "zero-out"), plan.delta_dp)
     return replace(plan, epsilon_zero_out=zero_out, epsilon_replace_one=plan.epsilon)
@@ -113,7 +113,7 @@ def _uplink(asked: PlanRequest) -> PrivacyPlan:
     if asked.accounting == "paper":
         sigma_h = asked.B / asked.D * s * asked.C_h * math.sqrt(asked.T) / mu
     else:
-        arrays = method_facts(asked.method).arrays
+        arrays = method_facts(asked.method).arrays(asked.directions)
         sigma_h = s * asked.C_h * math.sqrt(arrays * asked.participations + asked.M) / mu  # M: the first fill
     plan = replace(_with_budget(asked, mu, whole=mu), mu=mu, cap=math.inf, sigma_h=sigma_h)
     if asked.accounting == "exact":
@@ -145,14 +145,14 @@ def _exact(asked: PlanRequest) -> PrivacyPlan:
 
 
 def _with_releases(plan: PrivacyPlan) -> PrivacyPlan:
-    """The plan with sigma_dp = s C sqrt(P) / (B mu) and the cap that P participations fill.
+    """The plan with sigma_dp = s clip sqrt(P) / (B mu) and the cap that P participations fill.
 
     The B is left out where each record has its own numbers.
     """
     if plan.T:
         s = clip_factor(plan.neighbours)
         divisor = 1 if plan.per_record else plan.B
-        sigma_dp = s * plan.C * math.sqrt(plan.participations) / (divisor * plan.mu) * (1 + _SLACK)
+        sigma_dp = s * plan.clip * math.sqrt(plan.participations) / (divisor * plan.mu) * (1 + _SLACK)
         plan = replace(plan, sigma_dp=sigma_dp, cap=(plan.mu / s) ** 2)
     return _with_events(plan)
 
@@ -193,7 +193,7 @@ def _check_request(asked: PlanRequest) -> None:
     positive("epsilon", asked.epsilon)
     probability("delta_dp", asked.delta_dp)
     positive("C", asked.C)
-    for name in ("B", "D", "M", "min_batch"):
+    for name in ("B", "D", "M", "min_batch", "directions"):
         whole(name, getattr(asked, name), 1)
     whole("participations", asked.participations, 1 if whole("T", asked.T, 0) else 0)
     if asked.B > asked.D:

@@ -317,7 +317,7 @@ def _not_covered(plans: Sequence[PrivacyPlan]) -> tuple[str, ...]:
 
 def _line(run: RunSpent) -> wording.RunLine:
     plan = run.plan
-    figures = ("B", "C", "sigma_dp", "method", "sigma_h", "head_rule", "q", "z")
+    figures = ("B", "C", "clip", "directions", "sigma_dp", "method", "sigma_h", "head_rule", "q", "z")
     return wording.RunLine(
         run_id=run.run_id,
         releases=run.releases,

@@ -13,7 +13,7 @@ from dpzv.declarations import head_rule_facts, method_facts, start_facts
 from dpzv.privacy.plan import ParentRun, PrivacyPlan
 from dpzv.terms import Accounting, HeadRuleName, MethodName, Neighbours, NoiseSourceName, Protects
 
-__all__ = ["Artefact", "RunLine", "Statement", "artefacts_of", "earlier_run", "verdict"]
+__all__ = ["Artefact", "RunLine", "Statement", "artefacts_of", "earlier_run", "released", "verdict"]
 
 ADVERSARY = (
     "any coalition of devices, all of them included; they know their own features, weights and directions, "
@@ -71,6 +71,8 @@ class RunLine(Struct, frozen=True, kw_only=True):
     planned_head_steps: int
     B: int
     C: float
+    clip: float
+    directions: int
     sigma_dp: float
     method: MethodName
     sigma_h: float
@@ -204,6 +206,12 @@ def verdict(plan: PrivacyPlan, noise_source: NoiseSourceName) -> tuple[bool, str
     return True, "exact account, covered head rule and starts, secret noise, ledger before every release"
 
 
+def released(method: MethodName, B: int, K: int) -> str:
+    """What is released, with K directions a message over B records."""
+    facts = method_facts(method)
+    return (facts.releases if K == 1 else facts.several).format(B=B, K=K)
+
+
 def earlier_run(plan: PrivacyPlan, parent: ParentRun) -> str:
     """What an earlier run counts for under `plan`, in words."""
     name = f"earlier run {parent.run_id[:8]}"
@@ -268,10 +276,11 @@ def _counted_line(told: Statement) -> str:
 
 def _released_line(told: Statement, run: RunLine) -> str:
     parts = []
+    together = f" ({run.clip:.6g} for a record's {run.directions} numbers together)" if run.directions > 1 else ""
     if run.planned_releases:
         parts.append(
-            f"{run.releases:,} of at most {run.planned_releases:,} {method_facts(run.method).releases.format(B=run.B)}"
-            + (f", clip C={run.C:g}, noise sigma_dp={run.sigma_dp:.6g}" if run.sigma_dp else "")
+            f"{run.releases:,} of at most {run.planned_releases:,} {released(run.method, run.B, run.directions)}"
+            + (f", clip C={run.C:g}{together}, noise sigma_dp={run.sigma_dp:.6g}" if run.sigma_dp else "")
             + (f", without noise; on the uplink noise sigma_h={run.sigma_h:.6g} an entry" if run.sigma_h else "")
         )
     if run.planned_head_steps:

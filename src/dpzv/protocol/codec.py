@@ -1,10 +1,13 @@
-"""Messages to bytes and back: MessagePack with strict types, embeddings as raw little-endian floats.
+"""Messages to bytes and back: MessagePack with strict types, embeddings as raw little-endian numbers.
 
 A message of embeddings may hold any number of arrays of one shape. `float32` sends them as they are, and `float16` in
-half precision. Two arrays are a pair (h_plus and h_minus, or h and h_plus), of which `float16` sends the midpoint and
-then the slope (first - second) / (2*lam): the server needs the difference of two nearly equal numbers, which would be
-lost between two numbers of 11 bits each. `lam` is public, so a record's bytes do not depend on other records. An answer
-is float64 where its numbers belong to a batch, and float32 where each belongs to one record (vafl's gradients).
+half precision. Where all arrays are one embedding at weights that are `lam` apart (`slopes`), the server needs
+differences of nearly equal numbers, which would be lost between numbers of 11 bits. So `float16` and `int8` send one
+embedding in half precision and then slopes: of two arrays (h_plus and h_minus, or h and h_plus) the midpoint and
+(first - second) / (2*lam), and of more (h, h_1 .. h_K) the first and all (h_j - h) / lam. `float16` sends slopes in
+half precision and `int8` in 8 bits (`slopes.py`). `lam` is public and a scale belongs to one record, so a record's
+bytes do not depend on other records. An answer is float64 where its numbers belong to a batch, and float32 where each
+belongs to one record (vafl's gradients).
 """
 
 from __future__ import annotations
@@ -17,17 +20,17 @@ from numpy.typing import NDArray
 
 from dpzv.errors import PeerError
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Message, Release
+from dpzv.protocol.slopes import SCALE, from_bytes, to_bytes
 
 __all__ = ["FRAMING", "MAX_FRAME", "Codec"]
 
 MAX_FRAME = 1 << 28
 """Bytes of the largest frame that is decoded; anything larger is refused unread."""
 
-MOST_ARRAYS = 1024
-"""The most arrays that any method may send in one message; of one method's messages, `Codec` knows the number."""
-
 FRAMING = 64
 """The most bytes of a frame that are not numbers."""
+
+Arrays = tuple[NDArray[np.float32], ...]
 
 
 class _Wire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -45,10 +48,12 @@ class _Fill(_Wire, tag="f"):
 
 
 class _Embeddings(_Wire, tag="e"):
+    """`h` is the first array, then all others one after the other, then (`int8`) the scales of the records."""
+
     m: int
     position: int
     shape: tuple[int, int]
-    h: Annotated[tuple[memoryview, ...], msgspec.Meta(max_length=MOST_ARRAYS)]
+    h: Annotated[tuple[memoryview, ...], msgspec.Meta(min_length=1, max_length=3)]
 
 
 class _Evaluation(_Fill, tag="v"):
@@ -68,16 +73,27 @@ _DECODER = msgspec.msgpack.Decoder(_Fill | _Embeddings | _Evaluation | _Release)
 class Codec:
     """Encodes and decodes the messages of one device, whose smoothing radius `lam` is public.
 
-    A message of embeddings has at most `arrays` arrays; each has one row or more.
+    A message of embeddings has at most `arrays` arrays; each has one row or more. `slopes` says whether they are one
+    embedding at weights that are `lam` apart; `seed` is that of the public coins that round slopes to 8 bits.
     """
 
     def __init__(
-        self, name: Literal["float32", "float16"], lam: float, *, arrays: int = 2, per_record: bool = False
+        self,
+        name: Literal["float32", "float16", "int8"],
+        lam: float,
+        *,
+        arrays: int = 2,
+        slopes: bool = True,
+        per_record: bool = False,
+        seed: int = 0,
     ) -> None:
-        self._arrays = arrays
+        self._arrays, self._slopes, self._seed = arrays, slopes and name != "float32", seed
         self._answer = np.dtype("<f4") if per_record else np.dtype("<f8")
         self._type = np.dtype("<f4") if name == "float32" else np.dtype("<f2")
-        self._half = name == "float16"
+        self._bytes = name == "int8" and slopes
+        # bytes of a number in the first array and in the others, and of what a record needs beside the others
+        self._first, self._other = self._type.itemsize, 1 if self._bytes else self._type.itemsize
+        self._beside = SCALE.itemsize if self._bytes else 0
         self._lam = np.float32(lam)
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -86,17 +102,18 @@ class Codec:
         if isinstance(message, Release):
             return message.Delta.size * self._answer.itemsize
         arrays = message.h if isinstance(message, Embeddings) else (message.h,)
-        return sum(map(np.size, arrays)) * self._type.itemsize
+        rows, width, others = len(arrays[0]), int(arrays[0].shape[1]), len(arrays) - 1
+        return rows * (width * (self._first + others * self._other) + (self._beside if others else 0))
 
     def longest(self, rows: int, width: int) -> int:
         """Bytes of the longest frame with arrays of `rows` rows of this width, as many as a message may have."""
-        return self._arrays * rows * width * self._type.itemsize + FRAMING
+        return rows * (width * (self._first + (self._arrays - 1) * self._other) + self._beside) + FRAMING
 
     def encode(self, message: Message) -> bytes:
         """The frame of a message."""
         wire: _Wire
         if isinstance(message, Embeddings):
-            wire = _Embeddings(message.m, message.position, message.h[0].shape, self._pack(message.h))
+            wire = _Embeddings(message.m, message.position, message.h[0].shape, self._pack(message.h, message))
         elif isinstance(message, Release):
             wire = _Release(message.t, message.m, message.position, message.Delta.astype(self._answer).tobytes())
         else:
@@ -125,40 +142,53 @@ class Codec:
             raise PeerError("a release must hold finite numbers only, got others; the link is closed.")
         return Release(wire.t, wire.m, wire.position, numbers.astype(np.float64))
 
-    def _pack(self, arrays: tuple[NDArray[np.float32], ...]) -> tuple[memoryview, ...]:
-        """The bytes of each array."""
-        packed = []
-        if not self._half:
-            for h in arrays:
-                packed.append(np.ascontiguousarray(h).data)
-            return tuple(packed)
+    def _pack(self, arrays: Arrays, batch: Embeddings | None = None) -> tuple[memoryview, ...]:
+        """The bytes of an array alone, or the parts of `_Embeddings.h` of a batch."""
+        first, *others = arrays
+        parts, scales = [first, *others] if len(others) < 2 else [first, np.stack(others)], []
         # a value beyond half precision's range becomes inf, and the server stores that row as zeros
         with np.errstate(over="ignore", invalid="ignore"):
-            if len(arrays) == 2:
-                first, second = arrays
-                arrays = (first + second) * 0.5, (first - second) / (self._lam + self._lam)
-            for h in arrays:
-                packed.append(h.astype(self._type, order="C").data)
-        return tuple(packed)
+            if self._slopes and len(others) == 1:
+                parts = [(first + others[0]) * 0.5, (first - others[0]) / (self._lam + self._lam)]
+            elif self._slopes and others:
+                parts[1] -= first
+                parts[1] /= self._lam
+            packed = []
+            if self._bytes and batch is not None and others:
+                steps = parts.pop().reshape(-1, *first.shape)
+                scales = list(to_bytes(steps, self._seed, batch.m, batch.position))
+            for part in parts:
+                packed.append(np.ascontiguousarray(part, self._type).data)
+        return *packed, *scales
 
-    def _unpack(self, parts: tuple[memoryview, ...], shape: tuple[int, int]) -> tuple[NDArray[np.float32], ...]:
-        """The arrays of a message, each of this shape; none is built unless their number is right."""
-        if len(parts) > self._arrays:
-            raise PeerError(f"a message has at most {self._arrays} arrays, got {len(parts)}; the link is closed.")
-        expected = shape[0] * shape[1] * self._type.itemsize
-        arrays: list[NDArray[Any]] = []
-        for data in parts:
-            if min(shape) < 1 or max(shape) > MAX_FRAME or len(data) != expected:
-                raise PeerError(
-                    f"an array has at least one row and one column, and one of shape {shape} has {expected} bytes, "
-                    f"got {len(data)}; the link is closed."
-                )
-            arrays.append(np.frombuffer(data, self._type).reshape(shape))
-        if not self._half:
-            return tuple(arrays)
+    def _unpack(self, parts: tuple[memoryview, ...], shape: tuple[int, int]) -> Arrays:
+        """The arrays of a message, each of this shape; none is built unless their number and sizes are right."""
+        one = shape[0] * shape[1]
+        others = len(parts[1]) // (one * self._other) if len(parts) > 1 and one > 0 else 0
+        sizes = [one * self._first, others * one * self._other, shape[0] * self._beside]
+        right = sizes[: 1 + (others > 0) * (2 if self._bytes else 1)]
+        if others >= self._arrays or min(shape) < 1 or max(shape) > MAX_FRAME or right != list(map(len, parts)):
+            raise PeerError(
+                f"a message has 1 to {self._arrays} arrays, each of at least one row and one column, got "
+                f"{sum(map(len, parts))} bytes for arrays of shape {shape}; the link is closed."
+            )
+        first: NDArray[Any] = np.frombuffer(parts[0], self._type).reshape(shape)
+        rest: NDArray[Any] = first[:0]
+        if others and self._bytes:
+            rest = from_bytes(parts[1], parts[2], (others, *shape))
+        elif others:
+            rest = np.frombuffer(parts[1], self._type).reshape(others, *shape)
+        if self._first == 4:
+            return first, *rest
+        return self._from_halves(first.astype(np.float32), rest.astype(np.float32))
+
+    def _from_halves(self, first: NDArray[np.float32], others: NDArray[np.float32]) -> Arrays:
+        """The arrays of which `_pack` made an embedding and (where there are) slopes."""
+        if not (self._slopes and len(others)):
+            return first, *others
         with np.errstate(over="ignore", invalid="ignore"):  # the server looks for bad values row by row
-            arrays = [h.astype(np.float32) for h in arrays]
-            if len(arrays) == 2:
-                midpoint, slope = arrays
-                arrays = [midpoint + self._lam * slope, midpoint - self._lam * slope]
-        return tuple(arrays)
+            others *= self._lam
+            if len(others) == 1:
+                return first + others[0], first - others[0]
+            others += first
+        return first, *others

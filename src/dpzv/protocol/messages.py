@@ -24,8 +24,9 @@ class Embeddings(Struct, frozen=True):
     """Device -> server: embeddings of the batch at `position` of m's public schedule, as many arrays [B, k] as the
     method sends.
 
-    dpzv sends (h_plus, h_minus), zoo-vfl (h, h_plus), the others (h,). The position stands for the record ids: both
-    sides know the schedule, so ids need no bytes and a device cannot choose them.
+    dpzv sends (h_plus, h_minus), or (h, h_1 .. h_K) with K directions, zoo-vfl (h, h_plus), the others (h,). The
+    position stands for the record ids: both sides know the schedule, so ids need no bytes and a device cannot choose
+    them.
     """
 
     m: int
@@ -44,8 +45,8 @@ class Evaluation(Struct, frozen=True):
 class Release(Struct, frozen=True):
     """Server -> device: the answer of global round `t` to m's batch at `position`, float64 [n].
 
-    dpzv: `Delta` is one number, the clipped and noised scalar. zoo-vfl: that, or two losses. vfl-czofo: q differences.
-    vafl: a gradient of k numbers for each of the B records.
+    dpzv: `Delta` has K numbers, clipped and noised, one for each direction. zoo-vfl: one such number, or two losses.
+    vfl-czofo: q differences. vafl: a gradient of k numbers for each of the B records.
     """
 
     t: int

@@ -66,7 +66,7 @@ class Server:
         self.times = [0] * len(schedules)  # t_m: the round of the last release device m was sent
         self.delays = Delays()
         self.zeroed = [0] * len(schedules)  # rows of train records beyond the bound, by device, so far
-        self._schedules, self._lams = schedules, lams
+        self._schedules, self._lams, self._arrays = schedules, lams, method.arrays
         self._checked: dict[int, Embeddings] = {}  # by device: the next batch, once it is known to be well formed
         self._asked: _Asked | None = None
 
@@ -119,7 +119,7 @@ class Server:
             self.delays.total += total
             self.delays.most = max(self.delays.most, most)
             self.delays.count += len(asked.ids) * (M - 1)
-        self.method.head_rule.move(release.t, float(release.Delta[0]), asked.rows, asked.y, head_steps)
+        self.method.head_rule.move(release.t, release.Delta, asked.rows, asked.y, head_steps)
         self.t = release.t
         self.positions[m - 1] += 1
         self.times[m - 1] = release.t
@@ -128,7 +128,7 @@ class Server:
 
     def train_head(self, steps: int) -> None:
         """Take private head steps outside a round: in a run without rounds, on the first fill of the table."""
-        self.method.head_rule.move(0, 0.0, self.table.h[:0], self.y_train[:0], steps)
+        self.method.head_rule.move(0, np.zeros(1), self.table.h[:0], self.y_train[:0], steps)
 
     def evaluation_rows(self, messages: list[Evaluation], D_test: int) -> torch.Tensor:
         """Uploaded test embeddings of all devices as rows [D_test, k_1+...+k_M] for a head."""
@@ -167,9 +167,9 @@ class Server:
             )
         shape = (self._schedules[message.m - 1].B, width)
         shapes = list(map(np.shape, message.h))
-        if shapes != [shape] * self.method.facts.arrays:
+        if shapes != [shape] * self._arrays:
             raise PeerError(
-                f"device {message.m} must send {self.method.facts.arrays} embeddings of {shape[0]} records of width "
+                f"device {message.m} must send {self._arrays} embeddings of {shape[0]} records of width "
                 f"{shape[1]}, got shapes {shapes}; the link is closed."
             )
         self._checked[message.m] = message

@@ -49,6 +49,7 @@ def make_device(
             config.train.momentum,
             config.train.schedule,
             max(sizes.T, 1),
+            config.train.directions,
         ),
         uplink=uplink,
     )
@@ -64,8 +65,15 @@ def schedules_of(config: Config, plan: PrivacyPlan) -> tuple[BatchSchedule, ...]
 def codec_of(config: Config, m: int, M: int) -> Codec:
     """How the messages of device m, one of M, become bytes."""
     lam = per_device("train.lam", config.train.lam, M)[m - 1]
-    facts = method_facts(config.train.method)
-    return Codec(config.codec.name, lam, arrays=facts.arrays, per_record=facts.per_record)
+    facts, train = method_facts(config.train.method), config.train
+    return Codec(
+        config.codec.name,
+        lam,
+        arrays=facts.arrays(train.directions),
+        slopes=facts.slopes,
+        per_record=facts.per_record,
+        seed=train.seed,
+    )
 
 
 def accelerator_of(config: Config) -> str:

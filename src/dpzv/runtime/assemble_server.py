@@ -49,7 +49,8 @@ def make_server(
     )
     head_rule = make_head_rule(chosen.rule, parts)
     C = math.inf if config.noise.where == "uplink" else config.privacy.C  # as published, answers are not clipped
-    method = make_server_rule(config.train.method, head_rule, parts.loss, C, q=config.train.q, seed=config.train.seed)
+    train = config.train
+    method = make_server_rule(train.method, head_rule, parts.loss, C, q=train.q, seed=train.seed, K=train.directions)
     return Server(method, table, y_train, schedules, lams)
 
 

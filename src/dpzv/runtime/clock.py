@@ -39,7 +39,11 @@ class Arrival:
 
 
 def speeds_of(config: Config, M: int) -> tuple[Speed, ...]:
-    """The virtual speeds of the M devices."""
+    """The virtual speeds of the M devices.
+
+    `devices.compute` is the time of two evaluations, which one direction takes; K > 1 directions take K + 1.
+    """
+    K = config.train.directions
     computes: tuple[float | str, ...] = per_device("devices.compute", config.devices.compute, M)
     bandwidths = per_device("devices.bandwidth", config.devices.bandwidth, M)
     latencies = per_device("devices.latency", config.devices.latency, M)
@@ -47,8 +51,10 @@ def speeds_of(config: Config, M: int) -> tuple[Speed, ...]:
         if latency < 0:
             raise ConfigError(f"devices.latency must be at least 0, got {latency}; it is seconds each way.")
     return tuple(
-        Speed(*_parsed(compute), bandwidth, latency)
-        for compute, bandwidth, latency in zip(computes, bandwidths, latencies, strict=True)
+        Speed((K + 1) / 2 * seconds, exponential, bandwidth, latency)
+        for (seconds, exponential), bandwidth, latency in zip(
+            map(_parsed, computes), bandwidths, latencies, strict=True
+        )
     )
 
 

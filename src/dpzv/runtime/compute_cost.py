@@ -1,7 +1,8 @@
 """What a device's work on one batch costs with each method, measured, for the virtual clock.
 
-`devices.compute` of a recipe is the time of DPZV's two forwards. For another method it is multiplied by a factor,
-which a few real rounds on the recipe's own networks and batch measure. The factors are kept in a file, so that a second
+`devices.compute` of a recipe is the time of DPZV's two forwards with one direction; the clock charges (K + 1) / 2 times
+as much for K directions. What else a configuration's work costs is a factor, which a few real rounds on the recipe's
+own networks and batch measure. The factors are kept in a file, so that a second
 call finds the same figures and the same runs.
 """
 
@@ -45,7 +46,7 @@ CONTEXT = 600_000_000
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """A device's work for one batch, and its factor over DPZV's with the recipe's settings."""
+    """A device's work for one batch, and its factor over DPZV's two forwards for each two that the clock charges."""
 
     method: str
     B: int
@@ -74,7 +75,14 @@ def work_of(config: Config) -> Config:
     return Config(
         data=config.data,
         devices=msgspec.structs.replace(config.devices, compute=0.01, bandwidth=12.5e6, latency=0.0),
-        train=TrainSection(method=train.method, rounds=0, B=train.B, q=train.q, momentum=train.momentum),
+        train=TrainSection(
+            method=train.method,
+            rounds=0,
+            B=train.B,
+            directions=train.directions,
+            q=train.q,
+            momentum=train.momentum,
+        ),
         head=HeadSection(rule="frozen"),  # the server's work is not a device's
         privacy=PrivacySection(epsilon=float("inf"), protects="labels", min_batch=config.privacy.min_batch),
         noise=NoiseSection(source="seeded"),
@@ -109,13 +117,15 @@ def charge(configs: Sequence[Config], base: Config, file: Path, watch: Watch) ->
     if not new:
         return known
     one = work_of(base)
+    one = msgspec.structs.replace(one, train=msgspec.structs.replace(one.train, directions=1))
     measured = _in_a_child({config_hash(one): one, **new}, watch)
     if measured is None:
         return None
     seconds = measured["seconds"]
     costs = dict(known.costs)
     for key, work in new.items():
-        factor = float(f"{seconds[key] / seconds[config_hash(one)]:.2g}")
+        evaluations = (work.train.directions + 1) / 2  # in pairs, as the clock charges them
+        factor = float(f"{seconds[key] / seconds[config_hash(one)] / evaluations:.2g}")
         costs[key] = Cost(work.train.method, work.train.B, seconds[key], factor, measured["D"], measured["M"])
     compute = Compute(
         costs,

@@ -23,6 +23,7 @@ import msgspec
 
 from dpzv import config as configuration
 from dpzv.config import Config, RuntimeSection, Tree
+from dpzv.declarations import METHODS
 from dpzv.durable import write_atomically
 from dpzv.errors import ConfigError
 
@@ -94,9 +95,16 @@ def config_hash(config: Config) -> str:
 
 
 def layered(tree: Tree, settings: Mapping[str, Any], method: str, changes: Sequence[Tree]) -> Tree:
-    """A recipe's tree, then the settings of all methods, then those of `method`, then `changes`."""
+    """A recipe's tree, then the settings of all methods, then those of `method`, then `changes`.
+
+    What only dpzv has (several directions a message, slopes of 8 bits) is left out for a method that has it not.
+    """
     for part in (settings.get("all", {}), settings.get(method, {}), *changes):
         tree = configuration.merge(tree, part)
+    if method and not METHODS[method].several:
+        tree = configuration.merge(tree, {"train": {"directions": 1}})
+    if method and not METHODS[method].slopes and tree.get("codec", {}).get("name") == "int8":
+        tree = configuration.merge(tree, {"codec": {"name": "float16"}})
     return tree
 
 

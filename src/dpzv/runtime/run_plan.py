@@ -42,8 +42,9 @@ def plan_of(config: Config, D: int, M: int, parents: tuple[ParentRun, ...] = ())
     """The privacy plan of a run over D records and M devices after earlier runs; refuses what it cannot cover."""
     privacy, sizes = config.privacy, sizes_of(config, D, M)
     T, B = sizes.T, sizes.B
-    if config.train.q > MOST_NUMBERS:  # the account of noise on integers counts no more numbers than these
-        raise ConfigError(f"train.q must be at most {MOST_NUMBERS}, got {config.train.q}; lower train.q.")
+    for key, number in (("train.q", config.train.q), ("train.directions", config.train.directions)):
+        if number > MOST_NUMBERS:  # the account of noise on integers counts no more numbers than these
+            raise ConfigError(f"{key} must be at most {MOST_NUMBERS}, got {number}; lower {key}.")
     if B > D:
         raise ConfigError(f"train.B must be at most the number of records {D}, got {B}; lower train.B.")
     request = PlanRequest(
@@ -70,6 +71,7 @@ def plan_of(config: Config, D: int, M: int, parents: tuple[ParentRun, ...] = ())
         method=config.train.method,
         where=config.noise.where,
         C_h=privacy.C_h,
+        directions=config.train.directions,
     )
     return make_plan(request)
 

@@ -146,6 +146,6 @@ class Simulation:
         B, method, up, down = config.train.B, run.server.method, [], []
         for m, (codec, width) in enumerate(zip(run.codecs, widths, strict=True), 1):
             h = np.empty((B, width), np.float32)
-            up.append(codec.payload_bytes(Embeddings(m, 0, (h,) * method.facts.arrays)))
+            up.append(codec.payload_bytes(Embeddings(m, 0, (h,) * method.arrays)))
             down.append(codec.payload_bytes(Release(0, m, 0, np.empty(method.numbers(B, width)))))
         return VirtualClock(self._speeds, tuple(up), tuple(down), config.train.seed)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
 from msgspec import Struct
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dpzv.errors import ConfigError
 from dpzv.sensitivity import GRID_BITS
@@ -17,6 +15,12 @@ __all__ = ["ClippedSum", "clipped_rows", "clipped_sum"]
 
 MOST_RECORDS = 1 << 20
 """2^20 records of at most 2^40 steps each stay within a 64-bit integer."""
+
+MOST_NUMBERS = 1 << 16
+"""The most numbers of one record that are clipped together; the error of their norm grows with them."""
+
+INSIDE = 2.0**GRID_BITS * (1 - 2.0**-36)
+"""The length in grid steps to which longer vectors are scaled: inside the bound of 2^40 by more than float64 errs."""
 
 
 class ClippedSum(Struct, frozen=True):
@@ -58,26 +62,37 @@ def clipped_sum(delta_zo: NDArray[np.float64], C: float, contributes: NDArray[np
 
 
 def clipped_rows(
-    rows: Tensor, C: float, contributes: NDArray[np.bool_] | None = None
+    rows: NDArray[np.float64], C: float, contributes: NDArray[np.bool_] | None = None
 ) -> tuple[NDArray[np.int64] | NDArray[np.float64], float]:
-    """Each record's vector of `rows` [B, k] clipped to norm `C`: exact integers [B*k] and their unit, the grid.
+    """Each record's vector of `rows` [B, n] clipped to norm `C`: exact integers [B, n] and their unit, the grid.
 
     A vector with a non-finite entry, or of a record where `contributes` is false, becomes zeros. Without a clip the
     numbers come back as float64 with a grid of 1.
-    Formal guarantee: the integers of a record depend on its vector alone and have norm at most `C` / grid, so between
-    neighbours they move by at most ``clip_factor(neighbours) * C`` / grid, and those of other records do not move.
+    Formal guarantee: the integers of a record depend on its vector alone, and the sum of their squares is at most
+    (2^40)^2, exactly. So between neighbours they move by at most ``clip_factor(neighbours) * C / grid`` in norm, and
+    those of other records do not move.
+
+    Why: `unit` is the vector over its largest entry, so one entry is 1 or -1. Its norm is computed from at most 2^16
+    squares, in whatever order they are added, to a relative 2^-37 (each addition errs by 2^-53, and squares too small
+    for float64 are far below that). `size` is at most INSIDE over that norm, and division and product err by 2^-53
+    each, so the products have norm at most 2^40 * (1 - 2^-36) * (1 + 2^-37) * (1 + 2^-50), which is below 2^40.
+    Rounding towards zero makes no entry larger.
     """
-    if len(rows) > MOST_RECORDS:
-        raise ConfigError(f"a batch must have at most {MOST_RECORDS} records, got {len(rows)}; lower train.B.")
-    keep = rows.isfinite().all(dim=1)
-    keep = keep if contributes is None else keep & torch.from_numpy(contributes).to(keep.device)
-    terms = torch.where(keep[:, None], rows.double(), 0.0)
+    if len(rows) > MOST_RECORDS or rows.shape[1] > MOST_NUMBERS:
+        raise ConfigError(
+            f"a batch must have at most {MOST_RECORDS} records of {MOST_NUMBERS} numbers each, got {len(rows)} of "
+            f"{rows.shape[1]}; lower train.B or the number of directions."
+        )
+    keep: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(rows), axis=1)
+    keep = keep if contributes is None else keep & contributes
+    terms = np.where(keep[:, None], rows, 0.0)
     if math.isinf(C):
-        return terms.reshape(-1).cpu().numpy(), 1.0
+        return terms, 1.0
     grid = math.ldexp(C, -GRID_BITS)
-    # rounding moves an entry by at most half a step, so the norm by sqrt(k)/2 steps; as much again covers float64
-    inside = C - math.sqrt(rows.shape[1]) * grid
-    largest = terms.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-    norms = largest * torch.linalg.vector_norm(terms / largest, dim=1, keepdim=True)  # no square of a huge entry
-    terms = terms * (inside / norms.clamp(min=inside))
-    return (terms / grid).round().to(torch.int64).reshape(-1).cpu().numpy(), grid
+    largest = np.abs(terms).max(axis=1, keepdims=True)
+    largest[largest == 0] = 1.0
+    unit = terms / largest
+    norm = np.sqrt(np.einsum("ij,ij->i", unit, unit))[:, None]
+    with np.errstate(over="ignore"):  # a quotient that overflows is not the smaller one
+        size = np.minimum(largest / grid, INSIDE / np.maximum(norm, 1.0))
+    return np.trunc(unit * size).astype(np.int64), grid

@@ -1,14 +1,17 @@
-"""The two-point estimator of eq. (zero): per record, how fast the loss grows along `u`."""
+"""How fast each record's loss grows along `u`: the two-point estimator of eq. (zero), and one-sided differences."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dpzv.errors import ConfigError
 
-__all__ = ["delta_zo"]
+__all__ = ["delta_zo", "one_sided"]
 
 
 def delta_zo(f_plus: Tensor, f_minus: Tensor, lam: float) -> NDArray[np.float64]:
@@ -24,3 +27,12 @@ def delta_zo(f_plus: Tensor, f_minus: Tensor, lam: float) -> NDArray[np.float64]
         terms: NDArray[np.float64] = np.subtract(f_plus.numpy(force=True), f_minus.numpy(force=True), dtype=np.float64)
     terms /= 2 * lam
     return terms
+
+
+def one_sided(moved: Sequence[Tensor], f: Tensor, lam: float) -> NDArray[np.float64]:
+    """`(f_j - f) / lam` for each record and each of the K losses `moved`: losses [B] in, float64 [B, K] out.
+
+    K directions take K + 1 evaluations, where two points a direction would take 2K. `E[difference * u]` is the gradient
+    up to O(lam).
+    """
+    return delta_zo(torch.stack(tuple(moved), dim=1), f[:, None], lam / 2)

@@ -100,7 +100,7 @@ def momentum_step(velocity: list[Tensor], u: Direction, Delta: float, *, eta: fl
 
     `velocity` has one tensor for each trainable parameter in the order of `layout` (zeros before the first
     round), so momentum costs one model of memory. It is post-processing of `Delta`, so it costs no budget. With
-    `Delta = 0` the weights still move by the velocity.
+    `Delta = 0` the weights still move by the velocity; with `eta = 0` they stay as they are.
     """
     if not math.isfinite(Delta):
         raise ConfigError(f"Delta must be finite, got {Delta}; check what the server sent.")
@@ -112,7 +112,8 @@ def momentum_step(velocity: list[Tensor], u: Direction, Delta: float, *, eta: fl
         )
     torch._foreach_mul_(velocity, momentum)
     _add(velocity, u, Delta)
-    torch._foreach_sub_(parameters, velocity, alpha=eta)
+    if eta:
+        torch._foreach_sub_(parameters, velocity, alpha=eta)
 
 
 def _add(tensors: list[Tensor], u: Direction, factor: float) -> None:
