@@ -127,7 +127,7 @@ def make_folder(path: Path, mode: int = OWNER) -> None:
 class Lock:
     """The one way in which something has one owner: an advisory lock on the file `place`; the second gets `refusal`.
 
-    The operating system lets the lock go when the process ends, however it ends, and the next owner takes the file over.
+    The operating system lets the lock go when the process ends, however it ends; the next owner takes the file over.
     """
 
     def __init__(self, place: Path, refusal: DpzvError) -> None:

@@ -173,7 +173,7 @@ def refuse_spent(asked: PlanRequest, left: float, whole: float) -> None:
     raise PrivacyRefused(
         f"the earlier runs on these records, {named}, cost epsilon {together:.3g} together and leave nothing of "
         f"epsilon={asked.epsilon:g}, or too little: {share:.2g} of its squared mu, and {LEAST_LEFT:g} is the least "
-        "that a run is planned with; raise epsilon well above what they cost, or use records that none of them trained on."
+        "that a run is planned with; raise epsilon well above their cost, or use records that they did not train on."
     )
 
 
