@@ -7,8 +7,10 @@ import os
 import resource
 import signal
 import stat
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +19,8 @@ import torch
 from safetensors.torch import load_file
 
 from dpzv.data.files import cached
-from dpzv.durable import replacing, write_atomically, write_tensors
-from dpzv.errors import DiskError
+from dpzv.durable import Lock, replacing, write_atomically, write_tensors
+from dpzv.errors import ConfigError, DiskError
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.keyfiles import create_authority
@@ -215,3 +217,26 @@ def test_tied_tensors_are_stored_each_by_itself(tmp_path: Path) -> None:
     w = torch.arange(3.0)
     write_tensors(tmp_path / "w", {"a": w, "b": w}, {})
     assert [t.tolist() for t in load_file(tmp_path / "w").values()] == [[0, 1, 2]] * 2
+
+
+def test_a_lock_has_one_owner_however_often_it_changes_hands(tmp_path: Path) -> None:
+    """The file is removed whenever it is let go: whoever opened it before must not take it for the new one."""
+    owners, most, taken = 0, 0, 0
+
+    def contend() -> None:
+        nonlocal owners, most, taken
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            with suppress(ConfigError), closing(Lock(tmp_path / ".lock", ConfigError("in use"))):
+                owners += 1
+                most, taken = max(most, owners), taken + 1
+                time.sleep(0)
+                owners -= 1
+
+    threads = [threading.Thread(target=contend) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most, list(tmp_path.iterdir())) == (1, [])
+    assert taken > 10

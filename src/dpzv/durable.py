@@ -10,19 +10,20 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import safetensors
 
-from dpzv.errors import ConfigError, DiskError
+from dpzv.errors import ConfigError, DiskError, DpzvError
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
     "EVERYBODY",
+    "Lock",
     "disk_errors",
     "holding",
     "make_folder",
@@ -123,27 +124,48 @@ def make_folder(path: Path, mode: int = OWNER) -> None:
     sync(path.parent)
 
 
+class Lock:
+    """The one way in which something has one owner: an advisory lock on the file `place`; the second gets `refusal`.
+
+    The operating system lets the lock go when the process ends, however it ends; the next owner takes the file over.
+    """
+
+    def __init__(self, place: Path, refusal: DpzvError) -> None:
+        self._place = place
+        while True:
+            self._descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # the last owner may have removed the file between the two calls; then it guards nothing
+                if os.fstat(self._descriptor).st_ino == place.stat().st_ino:
+                    return
+            except BlockingIOError:
+                os.close(self._descriptor)
+                raise refusal from None
+            except FileNotFoundError:
+                pass
+            os.close(self._descriptor)
+
+    def close(self) -> None:
+        """Let it go; the file is removed while it is still held, so that nobody locks one that is about to vanish."""
+        with suppress(OSError):  # a file that stays guards nothing once this process has let go of it
+            self._place.unlink()
+        os.close(self._descriptor)
+
+
 @contextmanager
 def holding(folder: Path, whose: str) -> Iterator[None]:
     """Own a folder while the block runs; another process that asks for it is refused, and told `whose` folder it is.
 
-    The lock is an advisory one on the file `.lock` in the folder. The operating system lets it go when the process
-    ends, however it ends. What killed processes left half-written is removed first.
+    What killed processes left half-written is removed first.
     """
+    in_use = f"{folder}, {whose}, is in use by another process; wait for that process to end, or stop it."
     with disk_errors(folder):
         make_folder(folder)
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, OWNER)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{folder}, {whose}, is in use by another process; wait for that process to end, or stop it."
-            ) from None
+        lock = Lock(folder / ".lock", ConfigError(in_use))
+    with closing(lock):
         sweep(folder)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def sweep(folder: Path) -> None:

@@ -32,7 +32,7 @@ def lab(cli: Cli, tmp_path: Path) -> Path:
 
 def test_init_issue_show(cli: Cli, lab: Path) -> None:
     ca = lab.parent / "ca"
-    secret = dict.fromkeys(("ca.key", "alignment.key", "issued.pem", ".lock"), "0o600")
+    secret = dict.fromkeys(("ca.key", "alignment.key", "issued.pem"), "0o600")
     assert modes(ca) == {"ca.crt": "0o644", **secret}
     assert modes(lab) == {"lab.crt": "0o644", "lab.key": "0o600", "ca.crt": "0o644", "alignment.key": "0o600"}
     for name in ("ca.crt", "alignment.key"):

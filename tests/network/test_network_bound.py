@@ -14,13 +14,16 @@ from federation import NAMES, Parties, config_of, serving
 from msgspec.structs import replace
 from town import write_parties
 
+from dpzv.config import Config
 from dpzv.data.columns import Column
-from dpzv.errors import ConfigError, DataError, PeerRefused
+from dpzv.errors import ConfigError, DataError, PeerRefused, PrivacyRefused
 from dpzv.network.device_conversation import Conversation
 from dpzv.network.device_party import DeviceParty
 from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.party import load_party
 from dpzv.network.predict import Predictor
+from dpzv.network.server_party import ServerParty
+from dpzv.privacy.statement import read_ledger
 from dpzv.runtime.run_folder import RunFolder
 
 CONFIG = config_of("head.rule=frozen", "train.rounds=8")
@@ -175,3 +178,43 @@ def test_a_damaged_folder_of_a_device_is_refused_with_a_sentence(parties: Partie
         state.write_bytes(damaged)
         with pytest.raises((DataError, ConfigError), match="is not the state of this device"):
             alone(parties.device(CONFIG, 1, state.parent))
+
+
+# --- a start that is refused ----------------------------------------------------------------------
+
+
+def begun(parties: Parties, config: Config, out: Path) -> dict[str, Any] | None:
+    """A server over the folder of its own settings, and the devices of the run, until the server ends."""
+
+    async def run() -> dict[str, Any] | None:
+        agreed, listener = replace(config, privacy=replace(config.privacy, parents=())), MemoryListener(NAMES)
+        server = ServerParty(config, parties.labels, RunFolder.of_run(out / "server", config))
+        async with serving(server, listener) as finished:
+            return await parties.finish(agreed, out, finished, listener.connector)
+
+    return asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_start_refused_for_its_parents_leaves_a_folder_that_another_epsilon_may_use(
+    parties: Parties, tmp_path: Path
+) -> None:
+    trained(parties, tmp_path / "first")
+    parents, second = (str(tmp_path / "first" / "server"),), tmp_path / "second"
+    spent = replace(CONFIG, privacy=replace(CONFIG.privacy, parents=parents))
+    with pytest.raises(PrivacyRefused, match="leave nothing of epsilon=") as refused:
+        begun(parties, spent, second)
+    assert read_ledger(tmp_path / "first" / "server").run_id[:8] in str(refused.value)
+    assert not (second / "server" / "config.toml").exists()
+    more = replace(spent, privacy=replace(spent.privacy, epsilon=3 * CONFIG.privacy.epsilon))
+    assert begun(parties, more, second) is not None
+    assert RunFolder.existing(second / "server").config() == more
+
+
+def test_a_start_refused_by_its_ledger_leaves_the_settings_as_they_were(parties: Parties, tmp_path: Path) -> None:
+    in_the_middle(parties, tmp_path)
+    (tmp_path / "server" / "ledger.sqlite").unlink()
+    before = (tmp_path / "server" / "config.toml").read_bytes()
+    config = RunFolder.existing(tmp_path / "server").config()
+    with pytest.raises(PrivacyRefused, match="is missing"):
+        begun(parties, replace(config, runtime=replace(config.runtime, threads=2)), tmp_path)
+    assert (tmp_path / "server" / "config.toml").read_bytes() == before

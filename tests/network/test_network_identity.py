@@ -412,7 +412,6 @@ def test_secrets_are_never_readable_by_others(tmp_path: Path, monkeypatch: pytes
         "alignment.key",
         "lab.key",
         "issued.pem",
-        ".lock",
     }
 
 

@@ -16,7 +16,7 @@ from tests.plans import asked, earlier
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy.accountant import LATTICE_SHARES, Composition, epsilon_of_parts, fold, gaussian_mu
 from dpzv.privacy.events import ReleaseEvent, SampledGaussian, unit_mu, unpacked
-from dpzv.privacy.gdp import delta_of, epsilon_of, mu_of, zcdp_epsilon_of
+from dpzv.privacy.gdp import delta_of, epsilon_of, mu_of, zcdp_epsilon_of, zcdp_mu_of
 from dpzv.privacy.head_steps import HeadSteps, head_noise
 from dpzv.privacy.plan import (
     SUM_SLACK,
@@ -341,10 +341,36 @@ def test_the_published_rule_says_that_it_leaves_earlier_runs_out() -> None:
     assert "leaves out the 1 named" in plan.warnings[-1]
 
 
-def test_parents_that_leave_nothing_are_refused() -> None:
-    loud = msgspec.structs.replace(PARENT, events=earlier(releases=mu_of(1.0, 1e-6) ** 2 / 4))
-    with pytest.raises(PrivacyRefused, match="leave nothing"):
-        plan_of(parents=(loud,))
+@pytest.mark.parametrize("share", [0.98, 0.9902, 0.99999, 1.0, 4.0])
+def test_parents_that_leave_next_to_nothing_are_refused_by_name(share: float) -> None:
+    """One percent of the squared mu must be left, with which noise is ten times that of a run alone."""
+    loud = msgspec.structs.replace(PARENT, events=earlier(releases=share * mu_of(1.0, 1e-6) ** 2 / 4))
+    free = msgspec.structs.replace(PARENT, run_id="ef" * 16, shared=0)
+    if share < 0.99:
+        assert 5 < plan_of(parents=(loud, free)).sigma_dp / plan_of().sigma_dp < 10
+        return
+    with pytest.raises(PrivacyRefused, match="leave nothing of epsilon=1") as refused:
+        plan_of(parents=(loud, free))
+    cost = epsilon_of(math.sqrt(share) * mu_of(1.0, 1e-6), 1e-6)
+    assert f"{PARENT.run_id[:8]} (epsilon {cost:.3g})" in str(refused.value)
+    assert "efefefef" not in str(refused.value)
+    assert "raise epsilon" in str(refused.value)
+
+
+def test_what_a_search_for_a_heads_noise_leaves_is_no_budget() -> None:
+    """A parent at the same epsilon leaves 1e-4 of the budget unused: noise would be a hundred times that alone."""
+    parent = ParentRun(run_id="cd" * 16, noise_source="exact", events=plan_of(**WITH_HEAD).claim)
+    with pytest.raises(PrivacyRefused, match="cdcdcdcd"):
+        plan_of(parents=(parent,))
+    assert plan_of(parents=(parent,), epsilon=1.5).sigma_dp < 10 * plan_of(epsilon=1.5).sigma_dp
+
+
+def test_parents_that_spent_a_large_epsilon_are_named_too() -> None:
+    """Above some 30 the noise follows from concentrated DP."""
+    loud = msgspec.structs.replace(PARENT, events=earlier(releases=zcdp_mu_of(60.0, 1e-6) ** 2 / 4))
+    assert plan_of(epsilon=60.0).sigma_dp > 0
+    with pytest.raises(PrivacyRefused, match="leave nothing of epsilon=60"):
+        plan_of(epsilon=60.0, parents=(loud,))
 
 
 # --- participations -------------------------------------------------------------------------------

@@ -129,8 +129,10 @@ def test_a_run_that_left_nothing_behind_begins_anew(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_party_follows_its_own_settings_and_refuses_others(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    RunFolder.of_run(path, config_of())
-    RunFolder.of_run(path, config_of("runtime.threads=2"))
+    path.mkdir()
+    for config in (config_of(), config_of("runtime.threads=2")):
+        with RunFolder.of_run(path, config):
+            pass
     assert RunFolder.existing(path).config() == config_of("runtime.threads=2")
     with pytest.raises(ConfigError, match=r"train\.seed = 0, got 3; give all parties"):
         RunFolder.of_run(path, config_of("train.seed=3"))

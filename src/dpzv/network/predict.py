@@ -21,7 +21,7 @@ from dpzv.network.greeting import greet, hashed_ids
 from dpzv.network.transport import LinkLost, Listener, Peer, Stream, last_word, next_frame
 from dpzv.network.wire import MOST_IDS, PART, ROWS, Ask, Done, Hello, Welcome, unpack
 from dpzv.privacy.statement import read_ledger
-from dpzv.protocol.bounds import LARGEST, within
+from dpzv.protocol.bounds import LARGEST, all_within, within
 from dpzv.protocol.messages import Evaluation
 from dpzv.runtime.assemble_device import codec_of
 from dpzv.runtime.device_networks import load_head
@@ -155,7 +155,7 @@ class Predictor:
                 raise PeerError(f"device {m} must send embeddings, got {type(message).__name__}; its link is closed.")
             if message.start != came or came + len(message.h) > len(rows):
                 raise PeerError(f"device {m} sent embeddings of records that were not asked for; its link is closed.")
-            if beyond := len(message.h) - int(np.count_nonzero(within(message.h))):
+            if not all_within((message.h,)) and (beyond := int(np.count_nonzero(~within(message.h)))):
                 raise _Unable(
                     f"device {m} ({self._names[m - 1]}) must send finite embeddings of at most {LARGEST:g}, got others "
                     f"for {beyond} of {len(message.h)} records; check its weights and its file."

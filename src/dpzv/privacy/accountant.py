@@ -178,7 +178,7 @@ def tpr_of_parts(parts: Composition, fpr: float) -> float:
 
 
 def mu_left(spent: Composition, epsilon: float, delta_dp: float, neighbours: Neighbours) -> float:
-    """The largest mu that Gaussian parts may still have beside `spent`, rounded down.
+    """The largest mu that Gaussian parts may still have beside `spent`, rounded down; 0 if nothing is left.
 
     Formal guarantee: `spent` together with mechanisms of joint mu ``mu_left`` is (epsilon, delta_dp)-DP.
     """
@@ -199,12 +199,7 @@ def mu_left(spent: Composition, epsilon: float, delta_dp: float, neighbours: Nei
             return square + (1 - part) * whole
 
         left = settle(used, guess=guess, first=first, least=0.0, most=left)
-    if left <= 1e-6 * whole:
-        raise PrivacyRefused(
-            f"the earlier runs on these records leave nothing of epsilon={epsilon:g}; raise epsilon, or use records "
-            "that none of them trained on."
-        )
-    return math.sqrt(left) * (1 - 1e-12)
+    return math.sqrt(max(0.0, left)) * (1 - 1e-12)
 
 
 def mu_squared(parts: Composition, delta_dp: float, neighbours: Neighbours) -> float:

@@ -6,7 +6,6 @@ committed row of a live run. The lock file of a process that died is taken over.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from dpzv.durable import Lock
 from dpzv.errors import DiskError, PrivacyRefused
 
 __all__ = [
@@ -32,12 +32,12 @@ __all__ = [
     "end",
     "insert_releases",
     "ledgers_at",
+    "lock_beside",
     "meta_of",
     "plain_errors",
     "refuse_ended",
     "reopen",
     "snapshot",
-    "take_lock",
 ]
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class Owned:
 
     def __init__(self, path: Path, *, durable: bool, new: bool) -> None:
         self._path, self._new = path, new
-        self._lock = take_lock(path, path)
+        self._lock = lock_beside(path, path)
         try:
             if new and path.exists():
                 self._new = False
@@ -118,10 +118,9 @@ class Owned:
             self._unlock(remove=False)
 
     def _unlock(self, *, remove: bool) -> None:
-        # the lock is removed last and while it is still held, so that nobody can lock a file that is about to vanish
-        for ending in ("", "-wal", "-shm", ".lock") if remove else (".lock",):
+        for ending in ("", "-wal", "-shm") if remove else ():
             self._path.with_name(self._path.name + ending).unlink(missing_ok=True)
-        os.close(self._lock)
+        self._lock.close()  # last
 
     def __enter__(self) -> Self:
         return self
@@ -267,20 +266,9 @@ def _refuse_damaged(connection: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError("a device showed that it is an old copy, which lacks releases that were made")
 
 
-def take_lock(path: Path, ledger: Path) -> int:
-    """Take the lock file beside `path`, or refuse because `ledger` is in use; returns its descriptor."""
-    place = path.with_name(path.name + ".lock")
-    while True:
-        descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise PrivacyRefused(_IN_USE.format(path=ledger)) from None
-        # the file may have been removed by its last owner between the two calls; then it guards nothing
-        if place.exists() and os.fstat(descriptor).st_ino == place.stat().st_ino:
-            return descriptor
-        os.close(descriptor)
+def lock_beside(path: Path, ledger: Path) -> Lock:
+    """The lock on a file beside `path`; refused if another process has it, since `ledger` is in use then."""
+    return Lock(path.with_name(path.name + ".lock"), PrivacyRefused(_IN_USE.format(path=ledger)))
 
 
 def _connect(path: Path, *, durable: bool) -> sqlite3.Connection:

@@ -21,7 +21,7 @@ import msgspec
 
 from dpzv.durable import disk_errors, make_folder, replacing
 from dpzv.errors import DiskError, PrivacyRefused
-from dpzv.privacy.ledger_file import take_lock
+from dpzv.privacy.ledger_file import lock_beside
 
 __all__ = ["Marker"]
 
@@ -46,7 +46,7 @@ class Marker:
         self._file = _state_folder() / f"{run_id}.json"
         with disk_errors(self._file, _REMEDY):
             make_folder(self._file.parent)
-            self._lock = take_lock(self._file, ledger)
+            self._lock = lock_beside(self._file, ledger)
         try:
             self._begin(releases)
         except BaseException:
@@ -70,8 +70,7 @@ class Marker:
 
     def close(self) -> None:
         """Let another process open a ledger of this run."""
-        self._file.with_name(self._file.name + ".lock").unlink(missing_ok=True)
-        os.close(self._lock)
+        self._lock.close()
 
     def _read(self) -> Note | None:
         try:

@@ -12,8 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dpzv.declarations import head_rule_facts, method_facts, refuse_directions, start_facts
-from dpzv.errors import ConfigError
-from dpzv.privacy.accountant import Composition, compose, fold
+from dpzv.errors import ConfigError, PrivacyRefused
+from dpzv.privacy.accountant import Composition, compose, epsilon_of_parts, fold
 from dpzv.privacy.events import LATTICE_DISTANCE, Event, ReleaseEvent, Releases, Start, grid_scale
 from dpzv.privacy.gdp import epsilon_of
 from dpzv.sensitivity import clip_factor, euclidean_clip, outer_product_factor
@@ -30,6 +30,7 @@ __all__ = [
     "epsilon_spent",
     "participation_cap",
     "private_starts",
+    "refuse_spent",
     "request_of",
     "start_event",
 ]
@@ -37,6 +38,11 @@ __all__ = [
 SUM_SLACK = 1e-6
 """The noise of heads and starts is larger by this share. Their sums are rounded, so one record can move a sum by more
 than its clip, at worst by a share of 4e-7 whatever the size of the sum (docs/privacy.md, Proof 10)."""
+
+LEAST_LEFT = 0.01
+"""The least share of the squared mu that earlier runs must leave: with it, noise is ten times that of a run alone.
+
+A search for a head's noise leaves some 1e-4 unused, which must not pass for a budget."""
 
 MOST_NUMBERS = 1 << 16
 """The widest embedding and the most directions (`train.q`, `train.directions`) of a batch that a plan allows for.
@@ -161,6 +167,25 @@ def request_of(asked: PlanRequest) -> PlanRequest:
     if not head_rule_facts(asked.head_rule).mechanism:
         asked = replace(asked, head_batch=0, head_steps=0, head_share=0.0)
     return asked if asked.where == "uplink" else replace(asked, C_h=math.inf)
+
+
+def refuse_spent(asked: PlanRequest, left: float, whole: float) -> None:
+    """Refuse a run to which its parents leave (almost) nothing: a joint mu of `left` out of `whole`."""
+    share = (left / whole) ** 2
+    if share >= LEAST_LEFT:
+        return
+    costs = [
+        (parent.run_id[:8], epsilon_of_parts(fold(charged), asked.delta_dp, asked.neighbours))
+        for parent in asked.parents
+        if (charged := parent.charged(in_full=asked.charges_in_full))
+    ]
+    named = ", ".join(f"{name} (epsilon {epsilon:.3g})" for name, epsilon in costs)
+    together = epsilon_of_parts(asked.before, asked.delta_dp, asked.neighbours)
+    raise PrivacyRefused(
+        f"the earlier runs on these records, {named}, cost epsilon {together:.3g} together and leave nothing of "
+        f"epsilon={asked.epsilon:g}, or too little: {share:.2g} of its squared mu, and {LEAST_LEFT:g} is the least "
+        "that a run is planned with; raise epsilon well above their cost, or use records that they did not train on."
+    )
 
 
 def participation_cap(*, T: int, B: int, D: int, M: int) -> int:

@@ -21,6 +21,7 @@ from dpzv.privacy.plan import (
     PrivacyPlan,
     capped_releases,
     private_starts,
+    refuse_spent,
     request_of,
     start_event,
 )
@@ -128,20 +129,23 @@ def _exact(asked: PlanRequest) -> PrivacyPlan:
     for share in accountant.LATTICE_SHARES:
         delta_dp = asked.delta_dp * (1 - share)
         budget = accountant.mu_left(before, asked.epsilon, delta_dp, asked.neighbours) * (1 - _SLACK)
-        plan = _with_releases(_with_budget(asked, budget, whole=mu_of(asked.epsilon, delta_dp)))
+        whole = mu_of(asked.epsilon, delta_dp)
+        refuse_spent(asked, budget, whole)
+        plan = _with_releases(_with_budget(asked, budget, whole=whole))
         if not plan.spends:
             return plan
         if accountant.lattice_delta(plan.cost.lattice, plan.epsilon) <= share * plan.delta_dp:
             return _claimed(_with_head(plan, delta_dp))
     # e^epsilon times the lattice distance is above delta_dp; concentrated DP has no such term, but allows no sampling
     whole = zcdp_mu_of(asked.epsilon, asked.delta_dp)
-    left = whole**2 - accountant.gaussian_mu(before, asked.neighbours) ** 2
-    if asked.head_steps or accountant.sampled(before) or left <= 0:
+    if asked.head_steps or accountant.sampled(before):
         raise PrivacyRefused(
-            f"with noise on integers, epsilon={asked.epsilon:g} is too large beside a sampled head, or earlier runs "
-            "have spent it; lower epsilon (below 30 is safe) or choose another head rule."
+            f"with noise on integers, epsilon={asked.epsilon:g} is too large beside a sampled head; lower epsilon "
+            "(below 30 is safe) or choose another head rule."
         )
-    return _claimed(_with_releases(_with_budget(asked, math.sqrt(left) * (1 - _SLACK), whole=whole)))
+    left = math.sqrt(max(0.0, whole**2 - accountant.gaussian_mu(before, asked.neighbours) ** 2))
+    refuse_spent(asked, left, whole)
+    return _claimed(_with_releases(_with_budget(asked, left * (1 - _SLACK), whole=whole)))
 
 
 def _with_releases(plan: PrivacyPlan) -> PrivacyPlan:

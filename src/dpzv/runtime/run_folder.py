@@ -33,6 +33,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._unwritten = b""  # what config.toml will be, once the run is opened
         self._metrics: IO[bytes] | None = None
         self._transcript: IO[bytes] | None = None
 
@@ -57,19 +58,18 @@ class RunFolder:
 
     @classmethod
     def of_run(cls, path: Path, config: Config) -> Self:
-        """A new folder for a run of `config`, or that of the same run; refuses other agreed settings.
+        """The folder for a run of `config`, new or that of the same run; refuses other agreed settings.
 
-        What is this party's own, such as the number of threads, may change from start to start.
+        What is this party's own, such as the number of threads, may change from start to start. Nothing is written
+        before the ledger has admitted the run, so a start that is refused leaves the folder as it was.
         """
-        if not (path / "config.toml").exists():
-            return cls.create(path, configuration.render(config))
-        folder = cls.existing(path)
-        if changes := changed(folder.config(), config):
+        folder = cls(path)
+        if (path / "config.toml").exists() and (changes := changed(folder.config(), config)):
             raise ConfigError(
                 f"the run in {path} began with {changes}; give all parties the settings it began with, or choose "
                 "another `out` for a new run."
             )
-        write_atomically(path / "config.toml", configuration.render(config).encode())
+        folder._unwritten = configuration.render(config).encode()
         return folder
 
     def config(self) -> Config:
@@ -79,6 +79,8 @@ class RunFolder:
 
     def __enter__(self) -> Self:
         sweep(self.path)  # whoever enters holds the ledger, so that nobody else writes here
+        if self._unwritten:
+            write_atomically(self.path / "config.toml", self._unwritten)
         with disk_errors(self.path):
             self._metrics = os.fdopen(open_log(self.path / "metrics.jsonl"), "ab")
             self._transcript = os.fdopen(open_log(self.path / "transcript.jsonl"), "ab")
