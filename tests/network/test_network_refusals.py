@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,18 @@ def embeddings(m: int, position: int, rows: int, arrays: int = 2) -> bytes:
     return pack_message(CODEC, Embeddings(m, position, (np.zeros((rows, WIDTH), np.float32),) * arrays))
 
 
+async def heard(parties: Parties, stream: Stream, name: str, config: Config) -> AsyncIterator[object]:
+    """Say hello as the device `name` without a folder, and send its ids; what the server says, up to its goodbye."""
+    own, message = parties.features[NAMES.index(name)], None
+    hashes = own.hashes.tobytes()
+    await stream.write(pack(hello(config, "", 0, hashes, own.digests())))
+    while not isinstance(message, Stop):
+        message = unpack(CODEC, await next_frame(stream, 30))
+        if isinstance(message, Welcome) and message.needs_ids:
+            await stream.write(pack(ListPiece(0, hashes)))
+        yield message
+
+
 async def said(
     parties: Parties,
     listener: MemoryListener,
@@ -67,15 +79,10 @@ async def said(
 ) -> str:
     """Connect as `name`, say `frames` once the rows are known (or the rounds begin); the server's goodbye."""
     m, D, D_test = NAMES.index(name) + 1, 0, 0
-    hashes = parties.features[m - 1].hashes.tobytes()
     async with listener.connector(name).connect() as stream:
-        await stream.write(pack(hello(config, "", 0, hashes, parties.features[m - 1].digests())))
-        while True:
-            message = unpack(CODEC, await next_frame(stream, 30))
+        async for message in heard(parties, stream, name, config):
             if isinstance(message, Stop):
                 return message.reason
-            if isinstance(message, Welcome) and message.needs_ids:
-                await stream.write(pack(ListPiece(0, hashes)))
             if isinstance(message, Rows):
                 D, D_test = message.train, message.test
             if (when == "rows" and isinstance(message, Rows)) or message == Ask("rounds"):
@@ -87,6 +94,7 @@ async def said(
             elif when == "rounds" and message == Ask("evaluate"):
                 await stream.write(pack_message(CODEC, Evaluation(m, 0, np.zeros((D_test, WIDTH), np.float32))))
                 await stream.write(pack(Done("evaluate")))
+    raise AssertionError("the server always says goodbye")
 
 
 def pem_key(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -276,15 +284,10 @@ def test_a_private_start_that_was_lost_is_not_drawn_again(parties: Parties, tmp_
 async def come(parties: Parties, listener: MemoryListener, name: str, *, rows: int, done: bool = False) -> str:
     """Come as a device without a folder, fill so many rows (all with `done`), and leave; or the reason of a refusal."""
     m = NAMES.index(name) + 1
-    hashes = parties.features[m - 1].hashes.tobytes()
     async with listener.connector(name).connect() as stream:
-        await stream.write(pack(hello(PRIVATE, "", 0, hashes)))
-        while True:
-            message = unpack(CODEC, await next_frame(stream, 30))
+        async for message in heard(parties, stream, name, PRIVATE):
             if isinstance(message, Stop):
                 return message.reason
-            if isinstance(message, Welcome) and message.needs_ids:
-                await stream.write(pack(ListPiece(0, hashes)))
             if isinstance(message, Rows):
                 rows = message.train if done else rows
             if message == Ask("fill"):
@@ -295,6 +298,7 @@ async def come(parties: Parties, listener: MemoryListener, name: str, *, rows: i
                 await stream.write(pack(Stop("leaving", False)))
                 await stream.close()
                 return "" if await stream.read() is None else "more"
+    raise AssertionError("the server always says goodbye")
 
 
 @pytest.mark.parametrize(("rows", "done"), [(0, False), (20, False), (0, True)], ids=["none", "some", "all"])
