@@ -56,6 +56,13 @@ def oracle_delta(epsilon: float, mu: float) -> mpmath.mpf:
         return upper(e / m - m / 2) - mpmath.exp(e) * upper(e / m + m / 2)
 
 
+def test_where_the_margin_takes_all_of_delta_nothing_is_claimed() -> None:
+    """At this mu the margin is exactly 1."""
+    assert gdp.MARGIN * 1e12 == 1
+    for mu in (1e12, 1e13, math.inf):
+        assert gdp.epsilon_of(mu, 1e-5) == math.inf
+
+
 @pytest.mark.parametrize(("delta_dp", "epsilon", "mu"), MU_OF)
 def test_mu_of_reference(delta_dp: float, epsilon: float, mu: float) -> None:
     assert gdp.mu_of(epsilon, delta_dp) == pytest.approx(mu, rel=1e-9)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.plans import asked, earlier
 
 from dpzv.errors import ConfigError, PrivacyRefused
+from dpzv.privacy import planning
 from dpzv.privacy.accountant import LATTICE_SHARES, Composition, epsilon_of_parts, fold, gaussian_mu
 from dpzv.privacy.events import ReleaseEvent, SampledGaussian, unit_mu, unpacked
 from dpzv.privacy.gdp import delta_of, epsilon_of, mu_of, zcdp_epsilon_of, zcdp_mu_of
@@ -371,6 +372,16 @@ def test_parents_that_spent_a_large_epsilon_are_named_too() -> None:
     assert plan_of(epsilon=60.0).sigma_dp > 0
     with pytest.raises(PrivacyRefused, match="leave nothing of epsilon=60"):
         plan_of(epsilon=60.0, parents=(loud,))
+
+
+@pytest.mark.parametrize("changes", [{}, WITH_HEAD], ids=["releases", "head"])
+def test_a_plan_whose_events_cost_more_than_its_epsilon_is_never_handed_out(changes: dict[str, Any]) -> None:
+    """This guards against errors of a calibration: no request is known that would get this far."""
+    plan = plan_of(**changes)
+    cost = epsilon_of_parts(plan.cost, plan.delta_dp, plan.neighbours)
+    assert planning._claimed(msgspec.structs.replace(plan, epsilon=cost)).epsilon_replace_one == cost
+    with pytest.raises(AssertionError, match="gives"):
+        planning._claimed(msgspec.structs.replace(plan, epsilon=math.nextafter(cost, 0)))
 
 
 # --- participations -------------------------------------------------------------------------------
