@@ -9,6 +9,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from federation import NAMES, Parties, config_of, serving
 
@@ -169,3 +170,22 @@ def key_of(path: Path) -> bytes:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         found: bytes = connection.execute("SELECT value FROM meta WHERE key = 'receipt_key'").fetchone()[0]
     return found
+
+
+def test_releases_that_are_sent_again_are_counted_again(parties: Parties, tmp_path: Path) -> None:
+    """A device that lost its folder hears all its releases a second time, and those bytes were sent."""
+    quiet = asyncio.run(part(parties, SEEDED, tmp_path / "quiet", 24))
+    assert quiet is not None
+    each, rest = divmod(quiet["bytes_down"], 24)
+    assert rest == 0
+    assert asyncio.run(part(parties, SEEDED, tmp_path, 8)) is None
+    shutil.rmtree(tmp_path / NAMES[0])
+    turns = read_ledger(tmp_path / "server").turns
+    again = turns[1]
+    for m, name in list(enumerate(NAMES, 1))[1:]:
+        again += turns[m] - DeviceFolder(tmp_path / name).state().position
+    found = asyncio.run(part(parties, SEEDED, tmp_path, 24))
+    assert found is not None
+    assert found["bytes_down"] == (24 + again) * each
+    numbers = np.dtype(np.float64).itemsize
+    assert found["payload_bytes"] == quiet["payload_bytes"] + again * numbers

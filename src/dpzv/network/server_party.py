@@ -269,8 +269,10 @@ class ServerParty:
             raise PeerError(STOPPING)
         for release in run.missed(m, hello.position if hello.run_id else 0):
             receipt = run.ledger.receipts.make(m, release.position, release.t)
-            await peer.send(wire.pack_release(run.codecs[m - 1], release, receipt))
+            frame = wire.pack_release(run.codecs[m - 1], release, receipt)
+            await peer.send(frame)
             peer.require_open()
+            run.sent_again(release, len(frame) - 1)
         peer.introduced = True
         self._peers.changed.set()
         if run.needs_fill(m):

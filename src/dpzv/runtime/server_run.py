@@ -256,6 +256,11 @@ class ServerRun:
             )
         return self._releases(m, position)
 
+    def sent_again(self, release: Release, size: int) -> None:
+        """A device that came back was sent a release that it had missed, in a frame of `size` bytes."""
+        self.journal.meter.bytes_down += size
+        self.journal.meter.payload_bytes += self.codecs[release.m - 1].payload_bytes(release)
+
     def _releases(self, m: int, position: int) -> Iterator[Release]:
         while position < len(rounds := self._rounds_of(m)):
             for t, to, k, Delta, _ in list(self.ledger.released(rounds[position], AT_ONCE)):
