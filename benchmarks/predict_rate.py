@@ -29,6 +29,7 @@ from benchmarks.bar import Row
 from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data.alignment import keyed
+from dpzv.models.final_head import load_head
 from dpzv.models.losses import predictions
 from dpzv.network.alignment_state import LabelRecords
 from dpzv.network.device_party import DeviceParty
@@ -38,7 +39,7 @@ from dpzv.network.keyfiles import Credentials, create_authority, issue_party
 from dpzv.network.predict import Predictor
 from dpzv.network.server_party import ServerParty
 from dpzv.protocol.messages import CHUNK
-from dpzv.runtime.device_networks import load_head, make_network
+from dpzv.runtime.device_networks import make_network
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.run_plan import noise_of
 
@@ -61,7 +62,7 @@ def _config(model: str) -> Config:
             "data": {"name": "mnist", "holdout": 0.95},
             "devices": {"model": model, "embedding": MODELS[model][1]},
             "train": {"rounds": 8, "B": 512, "eval_every": 10**9},
-            "head": {"rule": "frozen", "hidden": 128, "refit_epochs": 1},
+            "head": {"rule": "frozen", "hidden": 128, "refit_steps": 20},
             "noise": {"source": "seeded"},
             "network": {"devices": NAMES},
             "runtime": {"kind": "network", "threads": 1},

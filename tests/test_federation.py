@@ -22,7 +22,7 @@ QUICK = {
     "train.B": 64,
     "noise.source": "seeded",
     "privacy.delta_dp": 1e-3,
-    "head.refit_epochs": 2,
+    "head.refit_steps": 20,
     "head.hidden": 8,
     "runtime.threads": 1,
 }
@@ -123,8 +123,7 @@ def test_training_beats_untrained_devices_on_an_easy_problem(start: int) -> None
         "train.momentum": 0.9,
         "head.rule": "frozen",
         "head.hidden": 32,
-        "head.refit_batch": 64,
-        "head.refit_eta": 0.01,
+        "head.refit_steps": 300,
         "privacy.epsilon": math.inf,
         "privacy.C": math.inf,
         "runtime.threads": 1,

@@ -32,7 +32,7 @@ DPZV = (sys.executable, "-m", "dpzv")
 LABELLED, NEW = make_data.ALL - 1000, 1000  # flights
 SMALL = {  # so short that it learns next to nothing; for a test
     "train": {"rounds": 20, "B": 512, "eval_every": 10},
-    "head": {"steps": 40, "batch": 512, "refit_epochs": 2},
+    "head": {"steps": 40, "batch": 512, "refit_steps": 20},
 }
 PATIENCE = 600.0  # seconds for the whole training
 EVERY = 10.0  # seconds between two lines of progress; each line starts a process to ask for the status

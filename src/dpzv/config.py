@@ -90,9 +90,7 @@ class HeadSection(Section, frozen=True):
     C_0: float = 0.1  # dp-sgd: clip of one record's gradient in w_0, all tensors together
     batch: int = 8192  # dp-sgd: expected records a step, out of all D; noise falls as 1/batch
     steps: int = 400  # dp-sgd: steps over the whole run, spread over the rounds
-    refit_epochs: int = 10  # passes of the final refit over the table
-    refit_batch: int = 128  # records a step of the refit; small data need small batches
-    refit_eta: float = 2e-3  # Adam's step, falling to 0 along a cosine
+    refit_steps: int = 1000  # Adam's steps of the final head, on batches of 2*sqrt(D) records
 
     @property
     def mechanism(self) -> str:
@@ -189,10 +187,9 @@ WHOLE = {
     "train.q": 1,
     "train.eval_every": 1,
     "head.hidden": 1,
-    "head.refit_epochs": 1,
     "head.batch": 1,
     "head.steps": 0,
-    "head.refit_batch": 1,
+    "head.refit_steps": 1,
     "privacy.min_batch": 1,
     "data.tokens": 1,
     "network.max_delay": 0,
@@ -208,7 +205,6 @@ POSITIVE = (
     "train.eta_m",
     "head.eta_0",
     "head.C_0",
-    "head.refit_eta",
     "devices.embedding",
     "devices.hidden",
     "devices.R",

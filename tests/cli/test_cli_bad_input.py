@@ -63,7 +63,7 @@ def test_usage_errors_exit_2(cli: Cli) -> None:
 
 
 def test_a_folder_with_a_run_is_not_overwritten(cli: Cli) -> None:
-    short = ["train", "digits", "--set", "train.rounds=2", "--set", "head.refit_epochs=1", "--quiet", "--out", "run"]
+    short = ["train", "digits", "--set", "train.rounds=2", "--set", "head.refit_steps=4", "--quiet", "--out", "run"]
     assert cli(*short).returncode == 0
     refused(cli(*short), 2, "already holds a finished run")
 

@@ -23,7 +23,7 @@ SETTINGS = [
     "head.rule=dp-sgd",
     "head.batch=200",
     "head.steps=60",
-    "head.refit_epochs=1",
+    "head.refit_steps=4",
     "runtime.checkpoint_seconds=0.2",
 ]
 ARGUMENTS = ["train", "digits", "--quiet", *(part for setting in SETTINGS for part in ("--set", setting))]

@@ -49,6 +49,7 @@ def test_a_run_leaves_what_the_contract_says(cli: Cli, tmp_path: Path) -> None:
         "Privacy statement",
         "Guarantee:   yes",
         "Rounds of each",
+        "Final head: ",
         "Run folder: run",
     ):
         assert words in done.stdout
@@ -61,6 +62,9 @@ def test_a_run_leaves_what_the_contract_says(cli: Cli, tmp_path: Path) -> None:
     assert summary["guarantee"] is True
     assert sum(one["rounds"] for one in summary["participation"]) == 60
     assert "secret noise" in summary["guarantee_why"]
+    head = summary["final_head"]
+    assert head["name"] == min(head["losses"], key=head["losses"].get)
+    assert head["records"] == summary["data"]["records"] // 10
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [0, 50, 60]
     assert sorted(lines[0]) == sorted(METRIC_KEYS)

@@ -19,7 +19,7 @@ from dpzv.data import catalogue
 ROOT = Path(__file__).parents[2]
 README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SHORT = ["--set", "train.rounds=2", "--set", "head.refit_epochs=1", "--set", "head.steps=4", "--quiet"]
+SHORT = ["--set", "train.rounds=2", "--set", "head.refit_steps=4", "--set", "head.steps=4", "--quiet"]
 
 
 def commands(page: Path) -> list[list[str]]:

@@ -37,8 +37,7 @@ SMALL = (
     "train.eval_every=4",
     "head.batch=24",
     "head.steps=9",
-    "head.refit_epochs=1",
-    "head.refit_batch=32",
+    "head.refit_steps=4",
     "noise.source=seeded",
     "runtime.threads=1",
 )

@@ -41,7 +41,7 @@ LAM, B = 1e-3, 40
 
 def config_of(*assignments: str) -> Config:
     tree = recipes.tree("digits")
-    for assignment in ("runtime.threads=1", "noise.source=seeded", "head.refit_epochs=1", *assignments):
+    for assignment in ("runtime.threads=1", "noise.source=seeded", "head.refit_steps=4", *assignments):
         tree = configuration.merge(tree, configuration.set_key(assignment))
     return configuration.parse(tree)
 

@@ -40,7 +40,7 @@ SETTINGS = (
     f"network.devices={list(NAMES)}".replace("'", '"'),
     "train.rounds=40",
     "train.eval_every=20",
-    "head.refit_epochs=2",
+    "head.refit_steps=20",
 )
 
 

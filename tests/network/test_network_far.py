@@ -34,7 +34,7 @@ SETTINGS = (
     "head.rule=frozen",
     "noise.source=exact",
     "network.order=arrival",
-    "head.refit_epochs=2",
+    "head.refit_steps=20",
 )
 GUARANTEE = (
     "guarantee",

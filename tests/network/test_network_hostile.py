@@ -302,7 +302,7 @@ def test_silent_connections_leave_descriptors_for_devices_and_checkpoints(tmp_pa
         "data": {"name": "made-up", "holdout": 0.4},
         "devices": {"embedding": 1},
         "train": {"rounds": 40, "B": 64, "eval_every": 20},
-        "head": {"rule": "frozen", "refit_epochs": 1},
+        "head": {"rule": "frozen", "refit_steps": 20},
         "network": {"devices": ["north", "east"]},
         "runtime": {"kind": "network", "threads": 1, "checkpoint_seconds": 0.1},
     }

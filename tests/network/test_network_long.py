@@ -35,7 +35,7 @@ def config(T: int) -> dict[str, Any]:
         "data": {"name": "made-up", "holdout": 0.2},
         "devices": {"embedding": 1},
         "train": {"rounds": T, "B": 64, "eta_m": 1e-3, "eval_every": T // 20},
-        "head": {"rule": "frozen", "hidden": 4, "refit_epochs": 1},
+        "head": {"rule": "frozen", "hidden": 4, "refit_steps": 20},
         "privacy": {"epsilon": 8.0},
         "noise": {"source": "seeded"},
         "network": {"devices": DEVICES},

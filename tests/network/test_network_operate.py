@@ -56,7 +56,7 @@ async def alone(parties: Parties, config: Config, out: Path) -> Status:
 
 def test_a_server_shows_that_it_lives_while_it_fits_the_final_head(parties: Parties, tmp_path: Path) -> None:
     """A supervisor would else kill it there, and again after every restart; nothing else of the test takes seconds."""
-    config = config_of("head.rule=frozen", "train.rounds=4", "head.refit_epochs=15", "head.refit_batch=16")
+    config = config_of("head.rule=frozen", "train.rounds=4", "head.refit_steps=300")
     listener, server, seen = MemoryListener(NAMES), parties.server(config, tmp_path / "server"), [0]
 
     async def watch() -> None:

@@ -195,7 +195,7 @@ LARGE = configuration.parse(
         "data": {"name": "digits", "holdout": 0.5},
         "devices": {"model": "linear", "embedding": 2},
         "train": {"rounds": 4, "B": 512, "eval_every": 10**9},
-        "head": {"rule": "frozen", "hidden": 4, "refit_epochs": 1},
+        "head": {"rule": "frozen", "hidden": 4, "refit_steps": 20},
         "noise": {"source": "seeded"},
         "network": {"devices": ["east", "west"]},
         "runtime": {"kind": "network", "threads": 1},

@@ -34,7 +34,7 @@ def config(T: int) -> dict[str, Any]:
         "data": {"name": "made-up", "holdout": 0.2},
         "devices": {"embedding": 1},
         "train": {"rounds": T, "B": 64, "eta_m": 1e-3, "eval_every": T},
-        "head": {"rule": "frozen", "hidden": 4, "refit_epochs": 1},
+        "head": {"rule": "frozen", "hidden": 4, "refit_steps": 20},
         "privacy": {"epsilon": 8.0},
         "noise": {"source": "exact"},
         "network": {"devices": DEVICES, "order": "arrival", "max_delay": MOST_BEHIND},

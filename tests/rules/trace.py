@@ -32,7 +32,7 @@ SETTINGS = (
     "train.eval_every=1000",
     "noise.source=seeded",
     "runtime.threads=1",
-    "head.refit_epochs=1",
+    "head.refit_steps=4",
 )
 
 Hop = tuple[str, str]

@@ -21,7 +21,7 @@ from dpzv.runtime.run_folder import RunFolder
 def config_of(*assignments: str) -> Config:
     """A short run on digits with secret noise."""
     tree = recipes.tree("digits")
-    for assignment in ("runtime.threads=1", "train.rounds=12", "head.rule=frozen", "head.refit_epochs=1", *assignments):
+    for assignment in ("runtime.threads=1", "train.rounds=12", "head.rule=frozen", "head.refit_steps=4", *assignments):
         tree = configuration.merge(tree, configuration.set_key(assignment))
     return configuration.parse(tree)
 

@@ -21,7 +21,7 @@ SETTINGS = (
     f"train.seed={SEED}",
     "train.eval_every=100",
     "head.rule=frozen",
-    "head.refit_epochs=1",
+    "head.refit_steps=4",
     "noise.source=seeded",
     "runtime.threads=1",
 )

@@ -102,7 +102,7 @@ def train(recipe: str, data: Dataset, method: str, folder: Path, *settings: str)
         "head.rule=sgd",
         "head.hidden=16",
         "head.eta_0=0.1",
-        "head.refit_epochs=1",
+        "head.refit_steps=4",
         "noise.source=seeded",
         "runtime.threads=1",
     )

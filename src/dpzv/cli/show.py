@@ -76,7 +76,7 @@ def result(summaries: list[dict[str, Any]], folder: Path, *, quiet: bool, json: 
     if not all(math.isfinite(summary["test_loss"] or math.nan) for summary in summaries):
         raise ConfigError(
             f"the final head's test loss must be finite, got another in {folder}: the head diverged; start a new run "
-            "with smaller steps (head.eta_0, head.refit_eta, train.eta_m)."
+            "with smaller steps (head.eta_0, train.eta_m)."
         )
 
 
@@ -100,6 +100,8 @@ def _tables(summaries: list[dict[str, Any]], folder: Path) -> None:
     console.print(columns(names, rows, left=names[:3]))
     console.print()
     _took_part(summaries[-1]["participation"])
+    if chosen := summaries[-1]["final_head"]:
+        _chosen(chosen)
     statement_text(summaries[-1]["statement"])
     console.print()
     console.print(f"Run folder: {folder}", highlight=False, markup=False)
@@ -113,6 +115,16 @@ def _took_part(participation: Sequence[Mapping[str, Any]]) -> None:
         notes = zeroed + ["no test embeddings"] * (not one["tested"])
         parts.append(f"{one['device']}: {one['rounds']}" + (f" ({', '.join(notes)})" if notes else ""))
     Console().print(f"Rounds of each device: {', '.join(parts)}", highlight=False, markup=False)
+    Console().print()
+
+
+def _chosen(chosen: Mapping[str, Any]) -> None:
+    """Print what the final head is, and what it was chosen among."""
+    scores = ", ".join(
+        f"{name}: {'-' if loss is None else format(loss, '.4f')}" for name, loss in chosen["losses"].items()
+    )
+    why = f", chosen by the loss on {chosen['records']} held-out training records ({scores})" if scores else ""
+    statement_text(f"Final head: {chosen['name']}{why}")
     Console().print()
 
 

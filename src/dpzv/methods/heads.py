@@ -8,7 +8,6 @@ The private head `dp-sgd` has a file of its own. `declarations.py` lists them al
 from __future__ import annotations
 
 import importlib
-import math
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -20,12 +19,11 @@ from dpzv.declarations import head_rule_facts
 from dpzv.methods.steps import Directions, Steps, sgd_step, still, zo_step
 from dpzv.models.losses import Loss
 from dpzv.privacy.head_steps import HeadNoise, NoiseState
-from dpzv.rng import torch_generator
 from dpzv.terms import HeadRuleName
 from dpzv.zo.estimator import delta_zo
 from dpzv.zo.perturb import perturbed, two_point
 
-__all__ = ["Frozen", "HeadParts", "HeadRule", "JointZO", "OwnSGD", "OwnZO", "Refit", "make_head_rule", "refit"]
+__all__ = ["Frozen", "HeadParts", "HeadRule", "JointZO", "OwnSGD", "OwnZO", "make_head_rule"]
 
 
 class HeadParts(Struct, frozen=True, kw_only=True):
@@ -136,33 +134,3 @@ def make_head_rule(name: HeadRuleName, parts: HeadParts) -> HeadRule:
     file, _, kind = head_rule_facts(name).place.partition(".")
     rule: HeadRule = getattr(importlib.import_module(f"dpzv.methods.{file}"), kind)(parts)
     return rule
-
-
-class Refit(Struct, frozen=True, kw_only=True):
-    """How the final head is fitted: passes over the table, records per step, Adam's step size, seed of the order."""
-
-    epochs: int
-    batch: int
-    eta: float
-    seed: int
-
-
-def refit(head: torch.nn.Module, rows: torch.Tensor, y: torch.Tensor, loss: Loss, chosen: Refit) -> None:
-    """Fit `head` in place to `rows` [D, K] and `y` by Adam without noise; the step size falls to 0 along a cosine.
-
-    This head never leaves the server. It is fitted after the last Delta, so that it costs no budget against devices; it
-    is never used for a release and never published. The name of the stream that orders the records is a format of
-    seeded runs.
-    """
-    D = rows.shape[0]
-    adam = torch.optim.Adam(head.parameters(), lr=chosen.eta)
-    decay = torch.optim.lr_scheduler.CosineAnnealingLR(adam, chosen.epochs * math.ceil(D / chosen.batch))
-    for epoch in range(chosen.epochs):
-        order = torch.randperm(D, generator=torch_generator(chosen.seed, "refit", epoch)).to(rows.device)
-        for start in range(0, D, chosen.batch):
-            ids = order[start : start + chosen.batch]
-            adam.zero_grad()
-            with torch.enable_grad():
-                loss(head(rows[ids]), y[ids]).mean().backward()  # type: ignore[no-untyped-call]
-            adam.step()
-            decay.step()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
 from dpzv.errors import DataError, PeerError, PeerRefused
+from dpzv.models.final_head import load_head
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.greeting import greet, hashed_ids
 from dpzv.network.transport import LinkLost, Listener, Peer, Stream, last_word, next_frame
@@ -24,7 +25,6 @@ from dpzv.privacy.statement import read_ledger
 from dpzv.protocol.bounds import LARGEST, all_within, within
 from dpzv.protocol.messages import Evaluation
 from dpzv.runtime.assemble_device import codec_of
-from dpzv.runtime.device_networks import load_head
 from dpzv.runtime.run_folder import RunFolder
 
 __all__ = ["Predictor"]

@@ -17,14 +17,13 @@ from dpzv.data.encoder import encoder_folder
 from dpzv.declarations import start_facts
 from dpzv.errors import ConfigError, DataError, PrivacyRefused
 from dpzv.models import MODELS, NetworkRequest
-from dpzv.models.head import Head
 from dpzv.models.layers import train_last
 from dpzv.models.starts import LinearStart, MatrixNoise, dp_pca_start, pca_start, set_linear
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan, start_event
 from dpzv.rng import torch_generator
 
-__all__ = ["Networks", "load_head", "make_network", "make_networks"]
+__all__ = ["Networks", "make_network", "make_networks"]
 
 Networks = Callable[[PrivacyPlan, NoiseSource], list[torch.nn.Module]]
 """Makes the devices' networks once the plan is known, since a private start needs its noise."""
@@ -107,13 +106,3 @@ def _load(network: torch.nn.Module, file: str, m: int) -> None:
     except (safetensors.SafetensorError, RuntimeError) as error:
         reason = str(error).replace("\n", " ")
         raise DataError(f"the weights {file} do not fit device {m}'s network ({reason}); give matching ones.") from None
-
-
-def load_head(weights: Path) -> Head:
-    """The head in a finished run's ``weights/``: the refitted one if there is one, else w_0."""
-    final = weights / "final.safetensors"
-    state = safetensors.torch.load_file(final if final.exists() else weights / "server.safetensors")
-    hidden, inputs = state["hidden.weight"].shape
-    head = Head(inputs, hidden, len(state["out.weight"]), torch.Generator())
-    head.load_state_dict(state)
-    return head

@@ -18,12 +18,11 @@ import torch
 from dpzv.config import Config
 from dpzv.data.dataset import ServerRecords
 from dpzv.durable import write_tensors
-from dpzv.methods.heads import Refit, refit
+from dpzv.methods.refit import Chosen, Refit, refit
 from dpzv.metrics import Metrics
 from dpzv.models.losses import labels_of
 from dpzv.privacy.statement import RunSpent, statement
 from dpzv.protocol.server import Server
-from dpzv.runtime.assemble_server import make_head
 from dpzv.runtime.gate import Gate
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.version import VERSION
@@ -129,27 +128,30 @@ class Journal:
         server, weights = self._server, self._folder.path / "weights"
         final = private = self._measure(server.method.head, rows)
         write_tensors(weights / "server.safetensors", server.method.head.state_dict(), {})
+        chosen = None
         if self._config.head.final == "refit":
-            head = self._refitted()
+            head, chosen = self._refitted()
             final = self._measure(head, rows)
             # a file of its own: w_0 may leave the server, the refitted head may not
             write_tensors(weights / "final.safetensors", head.state_dict(), {})
         self.account()
-        summary = self._summary(final, private, virtual_seconds)
+        summary = self._summary(final, private, virtual_seconds) | {"final_head": msgspec.to_builtins(chosen)}
         self._gate.ledger.flush()
         self._folder.lengths()
         self._folder.summary(summary)
         return summary
 
-    def _refitted(self) -> torch.nn.Module:
-        """A second head, fitted to the final table without noise; it stays at the server."""
-        server, chosen = self._server, self._config.head
-        head = make_head(self._config, server.table.h.shape[1], self._records.outputs, "final")
+    def _refitted(self) -> tuple[torch.nn.Module, Chosen]:
+        """A second head, fitted to the final table without noise, and how it was chosen; it stays at the server."""
+        server, config = self._server, self._config
         how = Refit(
-            epochs=chosen.refit_epochs, batch=chosen.refit_batch, eta=chosen.refit_eta, seed=self._config.train.seed
+            outputs=self._records.outputs,
+            hidden=config.head.hidden,
+            seed=config.train.seed,
+            number=self._records.task == "regression",
+            steps=config.head.refit_steps,
         )
-        refit(head, server.table.h, server.y_train, server.method.loss, how)
-        return head
+        return refit(server.table.h, server.y_train, server.method.loss, how)
 
     @torch.no_grad()
     def _measure(self, head: torch.nn.Module, rows: torch.Tensor) -> Metrics:
