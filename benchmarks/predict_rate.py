@@ -38,9 +38,10 @@ from dpzv.network.keyfiles import Credentials, create_authority, issue_party
 from dpzv.network.predict import Predictor
 from dpzv.network.server_party import ServerParty
 from dpzv.protocol.messages import CHUNK
-from dpzv.runtime.device_networks import load_head, make_network
+from dpzv.runtime.device_networks import make_network
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.run_plan import noise_of
+from dpzv.runtime.server_head import load_head
 
 __all__ = ["rows"]
 

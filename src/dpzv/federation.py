@@ -16,9 +16,9 @@ from dpzv.data.dataset import Dataset, Records, from_arrays
 from dpzv.data.schedule import public_split
 from dpzv.errors import ConfigError
 from dpzv.models.losses import predictions
-from dpzv.runtime.device_networks import load_head
 from dpzv.runtime.journal import Snapshot
 from dpzv.runtime.run import run
+from dpzv.runtime.server_head import load_head
 from dpzv.terms import Task
 
 __all__ = ["Federation"]
