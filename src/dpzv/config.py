@@ -312,16 +312,6 @@ def check(config: Config) -> None:
     probability("privacy.delta_dp", config.privacy.delta_dp)
     for key in (*SHARES, "data.holdout", "train.momentum", "head.momentum"):
         fraction(key, attrgetter(key)(config))
-    if config.head.base == "count" and not config.privacy.base_share:
-        raise ConfigError(
-            "counting labels needs a share of the budget, got privacy.base_share = 0; raise it, or give a public "
-            "number as head.base."
-        )
-    if config.head.model == "sum" and config.head.rule != "frozen":
-        raise ConfigError(
-            f"a head that only adds has no weights that could move, so head.rule must be 'frozen', got "
-            f"'{config.head.rule}'; set head.rule to 'frozen'."
-        )
 
 
 def _numbers(config: Config, key: str) -> tuple[float, ...]:

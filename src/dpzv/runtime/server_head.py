@@ -27,10 +27,20 @@ def make_head(config: Config, inputs: int, outputs: int, stream: str) -> Head:
 def check_head(config: Config, records: ServerRecords, widths: tuple[int, ...]) -> None:
     """Refuse a head that adds what cannot be added, and a base rate that does not fit the labels."""
     task, outputs, base = records.task, records.outputs, config.head.base
+    if config.head.model == "sum" and config.head.rule != "frozen":
+        raise ConfigError(
+            f"a head that only adds has no weights that could move, so head.rule must be 'frozen', got "
+            f"'{config.head.rule}'; set head.rule to 'frozen'."
+        )
     if config.head.model == "sum" and set(widths) != {outputs}:
         raise ConfigError(
             f"a head that only adds needs devices of {outputs} number{'s' if outputs > 1 else ''} a record, as many as "
             f"it has outputs, got {', '.join(map(str, widths))}; set devices.embedding to {outputs}."
+        )
+    if base == "count" and not config.privacy.base_share:
+        raise ConfigError(
+            "counting labels needs a share of the budget, got privacy.base_share = 0; raise it, or give a public "
+            "number as head.base."
         )
     if base == "count" and task == "regression":
         raise ConfigError(
