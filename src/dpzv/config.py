@@ -53,7 +53,7 @@ class DevicesSection(Section, frozen=True):
     embedding: int | tuple[int, ...] = 16  # numbers a record; bytes and head input grow with it
     hidden: int | tuple[int, ...] = 32  # width of an mlp's hidden layer
     last_layers: int | tuple[int, ...] = 0  # train the last n layers only; 0: all of them
-    R: float | tuple[float, ...] = 3.0  # dp-pca clips rows to this norm; public, never read off the data
+    R: float | tuple[float, ...] = 3.0  # private starts clip rows to this norm; public, never read off the data
     compute: float | str | tuple[float | str, ...] = (
         0.01  # virtual s of 2 evaluations of a batch, or "exponential 0.01"
     )
@@ -80,8 +80,12 @@ class TrainSection(Section, frozen=True):
 
 
 class HeadSection(Section, frozen=True):
-    """The server's own model w_0: two linear layers with ReLU."""
+    """The server's own model w_0: two linear layers with ReLU, or nothing but a sum."""
 
+    model: Literal["network", "sum"] = "network"  # sum: adds the devices' outputs; nothing to train, rule is "frozen"
+    # Where outputs start: a public probability of label 1, a frequency for each class, or [mean, scale] of a number;
+    # "count": the labels are counted with noise, paid by privacy.base_share; unset: 0
+    base: float | tuple[float, ...] | Literal["count"] | None = None
     rule: terms.HeadRuleName = "dp-sgd"  # learns beside narrow devices, and may leave the server
     final: Literal["refit", "private"] = "refit"
     hidden: int = 64  # width of its hidden layer
@@ -118,7 +122,8 @@ class PrivacySection(Section, frozen=True):
         str, ...
     ] = ()  # folders of earlier runs (or of many) on any of these records: their claims count as spent
     head_share: float = 0.5  # share of mu^2 for a dp-sgd head; the releases get the rest
-    start_share: float = 0.05  # share of mu^2 for dp-pca starts; 0.05 costs the releases 2.5 % of their mu
+    start_share: float = 0.05  # share of mu^2 for private starts; 0.05 costs the releases 2.5 % of their mu
+    base_share: float = 0.01  # share of mu^2 for counting labels (head.base); a count over all records needs little
 
 
 class NoiseSection(Section, frozen=True):
@@ -213,6 +218,8 @@ POSITIVE = (
 )
 """Numbers above 0."""
 
+SHARES = ("privacy.start_share", "privacy.base_share", "privacy.head_share")
+
 
 def keys() -> list[str]:
     """Every valid `section.key`, sorted."""
@@ -299,7 +306,7 @@ def check(config: Config) -> None:
             if math.isinf(number) and key not in MAY_BE_INFINITE:
                 raise ConfigError(f"{key} must be finite, got inf; change {key}.")
     probability("privacy.delta_dp", config.privacy.delta_dp)
-    for key in ("data.holdout", "privacy.start_share", "privacy.head_share", "train.momentum", "head.momentum"):
+    for key in (*SHARES, "data.holdout", "train.momentum", "head.momentum"):
         fraction(key, attrgetter(key)(config))
 
 

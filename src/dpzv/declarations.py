@@ -83,12 +83,15 @@ class StartFacts(Struct, frozen=True, kw_only=True):
 
     reads: whether it reads the records without noise. private: whether it reads them with noise, which is charged.
     given: whether somebody provides the weights, who may have made them from these records.
+    whitens: whether what is read becomes a fixed map to columns without correlation, before the weights that are
+    trained; if not, it becomes the weights.
     """
 
     name: StartName
     reads: bool
     private: bool
     given: bool
+    whitens: bool
 
 
 _METHODS = (
@@ -157,11 +160,13 @@ _HEAD_RULES = (
 )
 
 _STARTS = (
-    StartFacts(name="random", reads=False, private=False, given=False),
-    StartFacts(name="weights", reads=False, private=False, given=True),
-    StartFacts(name="gabor", reads=False, private=False, given=False),
-    StartFacts(name="pca", reads=True, private=False, given=False),
-    StartFacts(name="dp-pca", reads=False, private=True, given=False),
+    StartFacts(name="random", reads=False, private=False, given=False, whitens=False),
+    StartFacts(name="weights", reads=False, private=False, given=True, whitens=False),
+    StartFacts(name="gabor", reads=False, private=False, given=False, whitens=False),
+    StartFacts(name="pca", reads=True, private=False, given=False, whitens=False),
+    StartFacts(name="dp-pca", reads=False, private=True, given=False, whitens=False),
+    StartFacts(name="whiten", reads=True, private=False, given=False, whitens=True),
+    StartFacts(name="dp-whiten", reads=False, private=True, given=False, whitens=True),
 )
 
 METHODS: dict[MethodName, MethodFacts] = {facts.name: facts for facts in _METHODS}

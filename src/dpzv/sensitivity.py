@@ -17,6 +17,7 @@ __all__ = [
     "SUM_CHUNK",
     "clip_factor",
     "euclidean_clip",
+    "histogram_factor",
     "outer_product_factor",
 ]
 
@@ -58,5 +59,13 @@ def outer_product_factor(neighbours: Neighbours) -> float:
 
     Replacing a row v by w moves it by ``||v v^T - w w^T||_F <= sqrt(||v||^4 + ||w||^4)``, since the cross term
     ``-2 (v.w)^2`` of the square only makes it smaller.
+    """
+    return math.sqrt(2) if neighbours == "replace-one" else 1.0
+
+
+def histogram_factor(neighbours: Neighbours) -> float:
+    """How far one record moves the numbers of records in disjoint classes, in Euclidean norm.
+
+    Removing a record lowers one number by 1. Replacing it may also raise another one by 1.
     """
     return math.sqrt(2) if neighbours == "replace-one" else 1.0

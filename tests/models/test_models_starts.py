@@ -14,7 +14,20 @@ from hypothesis.extra import numpy as hnp
 from sklearn.decomposition import PCA
 
 from dpzv.errors import ConfigError
-from dpzv.models.starts import MatrixNoise, dp_pca_start, moment_sensitivity, pca_start, second_moment, set_linear
+from dpzv.models.dense import WhitenedLinear
+from dpzv.models.rowwise import require_rowwise
+from dpzv.models.starts import (
+    RIDGE,
+    MatrixNoise,
+    dp_pca_start,
+    dp_whiten_start,
+    moment_sensitivity,
+    pca_start,
+    second_moment,
+    set_linear,
+    set_whitening,
+    whiten_start,
+)
 from dpzv.privacy.plan import SUM_SLACK
 
 
@@ -148,3 +161,48 @@ def test_a_start_is_put_into_a_linear_network() -> None:
         set_linear(linear(6, 3, torch.Generator().manual_seed(0)), start)
     with pytest.raises(ConfigError, match=r"at most 6 components, got devices\.embedding = 7"):
         pca_start(x, 7, floor=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["plain", "private without noise"])
+def test_whitened_columns_have_equal_deviations_and_no_correlation(kind: str) -> None:
+    x = data()
+    covariance = np.cov(x.T, bias=True)
+    if kind == "plain":
+        start = whiten_start(x, floor=1e-9)
+    else:
+        start = dp_whiten_start(x, R=1e6, c=3.0, noise=MatrixNoise(1.0, 0.0, zeros), floor=1e-9)
+    ridge = RIDGE * np.trace(covariance) / 6
+    np.testing.assert_allclose(start.matrix @ start.matrix @ (covariance + ridge * np.eye(6)), np.eye(6), atol=1e-6)
+    np.testing.assert_allclose(start.mean, x.mean(axis=0), atol=1e-8)
+    np.testing.assert_allclose(start.matrix, start.matrix.T, atol=1e-12)
+
+
+def test_whitening_uses_the_noisy_matrix_of_principal_components() -> None:
+    """The same noise on the same matrix, so the same charge: the covariance can be computed back from the map."""
+    x, asked_for = data(500), []
+
+    def draw(scales: np.ndarray, grid: float) -> np.ndarray:
+        asked_for.append(scales)
+        return np.random.default_rng(5).standard_normal(scales.shape) * scales
+
+    noise = MatrixNoise(40.0, 0.0, draw)
+    found = dp_whiten_start(x, R=9.0, c=1.0, noise=noise, floor=1e-3)
+    dp_pca_start(x, 3, R=9.0, c=1.0, noise=noise, floor=1e-3)
+    np.testing.assert_array_equal(asked_for[0], asked_for[1])
+    clean = dp_whiten_start(x, R=9.0, c=1.0, noise=MatrixNoise(1.0, 0.0, zeros), floor=1e-3)
+    assert np.abs(found.matrix - clean.matrix).max() > 1e-3
+    drowned = dp_whiten_start(x, R=9.0, c=1.0, noise=MatrixNoise(1e6, 0.0, draw), floor=50.0)  # negative variances
+    assert np.isfinite(drowned.matrix).all()
+    assert np.linalg.eigvalsh(drowned.matrix).max() <= 1 / math.sqrt(50.0) + 1e-9
+
+
+def test_a_whitened_device_is_the_linear_map_of_whitened_columns() -> None:
+    x = data(50).astype(np.float32)
+    start, network = whiten_start(x, floor=1e-3), WhitenedLinear(linear(6, 2, torch.Generator().manual_seed(0)))
+    plain = network(torch.from_numpy(x))
+    torch.testing.assert_close(plain, network.linear(torch.from_numpy(x)))
+    set_whitening(network, start)
+    by_hand = (x - start.mean) @ start.matrix @ network.linear.weight.detach().numpy().T
+    np.testing.assert_allclose(network(torch.from_numpy(x)).detach().numpy(), by_hand, atol=1e-4)
+    assert [name for name, _ in network.named_parameters()] == ["linear.weight", "linear.bias"]
+    assert require_rowwise(network, torch.from_numpy(x), name="device 1") == 2

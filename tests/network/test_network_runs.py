@@ -89,6 +89,25 @@ def test_several_directions_a_message_are_those_of_the_simulation(parties: Parti
         assert networked[name] == simulated[name], name
 
 
+def test_a_head_that_adds_with_whitened_devices_is_that_of_the_simulation(parties: Parties, tmp_path: Path) -> None:
+    """Counts of labels, whitening and weights are kept where they belong, and predictions use them."""
+    whitened = ("devices.model=linear", "devices.start=dp-whiten", "devices.R=8", "devices.embedding=10")
+    adds = ("head.model=sum", "head.rule=frozen", "head.final=private", "head.base=count", "privacy.epsilon=8")
+    config = config_of(*whitened, *adds)
+    assert asyncio.run(asyncio.wait_for(parties.together(config, tmp_path), 100)) is not None
+    in_one_process(parties, config, tmp_path / "alone")
+    lines = [(tmp_path / name / "transcript.jsonl").read_text() for name in ("server", "alone")]
+    assert lines[0] == lines[1]
+    total = load_file(tmp_path / "server" / "weights" / "server.safetensors")["base"]
+    assert total.std() > 0  # noisy log-frequencies
+    for m, (name, features) in enumerate(zip(NAMES, parties.features, strict=True), 1):
+        w = load_file(tmp_path / name / "weights" / f"device-{m}.safetensors")
+        rows = [int((features.hashes == one).all(axis=1).argmax()) for one in parties.labels.hashes[:2]]
+        columns = (torch.from_numpy(features.x[rows]) - w["mean"]) @ w["matrix"]
+        total = total + columns @ w["linear.weight"].T + w["linear.bias"]
+    torch.testing.assert_close(asyncio.run(parties.predicted(config, tmp_path)), total, rtol=1e-3, atol=1e-4)
+
+
 def test_an_earlier_run_on_the_records_counts_as_spent(parties: Parties, tmp_path: Path) -> None:
     """Devices have no ledgers: the server tells each what its private start may cost, and never a fingerprint."""
     starts = ("devices.model=linear", "devices.start=dp-pca", "devices.R=8", "head.rule=frozen", "privacy.epsilon=8")

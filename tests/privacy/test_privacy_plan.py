@@ -186,7 +186,7 @@ def test_warnings() -> None:
     (warning,) = plan_of(delta_dp=1e-3).warnings
     assert "1/D" in warning
     (warning,) = plan_of(protects="labels", starts=("dp-pca",) * 3).warnings
-    assert "pca is free" in warning
+    assert "start pca or whiten is free" in warning
 
 
 @pytest.mark.parametrize("changes", [{}, {"epsilon": math.inf, "C": math.inf, "starts": ("dp-pca",) * 3}])

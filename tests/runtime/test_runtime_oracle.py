@@ -12,10 +12,10 @@ from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.data import catalogue
 from dpzv.privacy.noise import SeededNoise
-from dpzv.runtime.assemble_server import make_head
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import run
 from dpzv.runtime.run_plan import plan_of
+from dpzv.runtime.server_head import make_head
 from tests.runtime import centralised
 
 T = 60

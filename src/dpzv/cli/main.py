@@ -17,6 +17,7 @@ from dpzv.cli import (
     privacy_command,
     train_command,
     tune_command,
+    weights_command,
 )
 from dpzv.errors import DpzvError
 from dpzv.version import VERSION
@@ -45,6 +46,7 @@ app.command("predict")(network_command.predict)
 app.add_typer(data_command.app, name="data")
 app.add_typer(keys_command.app, name="keys")
 app.add_typer(privacy_command.app, name="privacy")
+app.add_typer(weights_command.app, name="show")
 
 
 def _version(asked: bool) -> None:

@@ -32,7 +32,7 @@ from dpzv.validate import nearest, whole
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Column", "encode", "of_device", "width"]
+__all__ = ["Column", "Part", "encode", "of_device", "parts", "width"]
 
 _FIELDS = {"range": {"low", "high"}, "knots": {"knots"}, "category": {"values", "other"}, "flag": set[str]()}
 
@@ -88,6 +88,36 @@ def width(columns: Sequence[Column]) -> int:
     """How many encoded columns `encode` makes of these."""
     one = [column.kind in ("range", "flag") for column in columns]
     return sum(one) + sum(len(c.knots) + len(c.values) + c.other + c.missing for c in columns)
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one encoded column stands for: `slope * value + shift` of the raw value, or (slope 1) that something holds.
+
+    name: the raw column. what: which part of it, in words. span: how far the encoded column can move.
+    """
+
+    name: str
+    what: str
+    slope: float = 1.0
+    shift: float = 0.0
+    span: float = 1.0
+
+
+def parts(columns: Sequence[Column]) -> list[Part]:
+    """The encoded columns that `encode` makes of these, in their order."""
+    found = []
+    for column in columns:
+        if column.kind == "range":
+            low, high = float(column.low or 0.0), float(column.high or 0.0)
+            slope = 2 / (high - low)
+            found.append(Part(column.name, f"a unit, {low:g} to {high:g}", slope, -slope * low - 1, 2.0))
+        elif column.kind == "flag":
+            found.append(Part(column.name, "yes"))
+        found += [Part(column.name, f"at {knot:g}") for knot in column.knots]
+        found += [Part(column.name, f"is {value}") for value in column.values]
+        found += [Part(column.name, "is another value")] * column.other
+        found += [Part(column.name, "is missing")] * column.missing
+    return found
 
 
 def encode(frame: pd.DataFrame, columns: Sequence[Column]) -> NDArray[np.float32]:

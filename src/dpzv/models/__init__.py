@@ -52,7 +52,7 @@ class Model:
 
 
 MODELS = {
-    "linear": Model("dense:make_linear", ("random", "weights", "pca", "dp-pca")),
+    "linear": Model("dense:make_linear", ("random", "weights", "pca", "dp-pca", "whiten", "dp-whiten")),
     "mlp": Model("dense:make_mlp", ("random", "weights")),
     "cnn": Model("gabor:make_strip", ("random", "weights", "gabor")),
     "cnn4": Model("gabor:make_patch", ("random", "weights", "gabor")),

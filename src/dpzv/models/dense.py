@@ -7,17 +7,43 @@ times smaller, and measuring the scale would look at the data.
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from dpzv.declarations import start_facts
 from dpzv.models import NetworkRequest
 from dpzv.models.layers import he, linear_layer
 
-__all__ = ["make_linear", "make_mlp"]
+__all__ = ["WhitenedLinear", "make_linear", "make_mlp"]
 
 
-def make_linear(wanted: NetworkRequest) -> nn.Linear:
+class WhitenedLinear(nn.Module):
+    """A linear map of whitened columns: `linear((x - mean) @ matrix)`, where only `linear` is trained.
+
+    Until `mean` [d] and `matrix` [d, d] are set, they change nothing. The names of the four tensors are a format.
+    """
+
+    mean: Tensor
+    matrix: Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+        self.register_buffer("mean", torch.zeros(linear.in_features))
+        self.register_buffer("matrix", torch.eye(linear.in_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Embeddings [B, k] of features [B, d]."""
+        # both maps become one before it meets the records: they may be many, and the matrix is wide
+        weight = self.linear.weight @ self.matrix
+        return F.linear(x, weight, self.linear.bias - weight @ self.mean)
+
+
+def make_linear(wanted: NetworkRequest) -> nn.Linear | WhitenedLinear:
     """One linear map; its start keeps the size of a record, so inputs of deviation 1 give embeddings of deviation 1."""
-    return linear_layer(he((wanted.embedding, wanted.inputs), wanted.generator, gain=1.0))
+    linear = linear_layer(he((wanted.embedding, wanted.inputs), wanted.generator, gain=1.0))
+    return WhitenedLinear(linear) if start_facts(wanted.start).whitens else linear
 
 
 def make_mlp(wanted: NetworkRequest) -> nn.Sequential:

@@ -218,7 +218,7 @@ class Conversation:
             )
         few = self._features.x[:64]  # only the shapes count, since the weights are loaded
         starts = per_device("devices.start", self._config.devices.start, self._M)
-        plain = tuple("random" if start_facts(start).reads or start_facts(start).private else start for start in starts)
+        plain = tuple(map(_same_shapes, starts))
         change = msgspec.structs.replace
         config = change(self._config, devices=change(self._config.devices, start=plain))
         self._make(config, D, few, few[:0])
@@ -250,3 +250,11 @@ class Conversation:
         assert self.device is not None
         bound = self._features.columns, self._digests.records
         return DeviceState(self.run_id, self.device.position, self._D, *self._last, *bound, self._finished)
+
+
+def _same_shapes(start: str) -> str:
+    """A start without noise that makes the same network, for weights that are put in afterwards."""
+    facts = start_facts(start)
+    if not (facts.reads or facts.private):
+        return start
+    return "whiten" if facts.whitens else "random"

@@ -95,9 +95,13 @@ class Event:
         Both lists hold events of all kinds. Unless a kind says otherwise, an event happens once, exactly as planned,
         and the same event a second time is a repeat that is not stored again.
         """
+        self.require_planned(planned)
+        return self not in charged
+
+    def require_planned(self, planned: Sequence[Event]) -> None:
+        """Refuse an event that is not exactly one of those `planned`."""
         if self not in planned:
             raise PrivacyRefused(f"expected one of {list(planned)} as planned, got {self}; do what was planned.")
-        return self not in charged
 
 
 class ReleaseEvent(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,8 @@ from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy.accountant import Composition, compose, epsilon_of_parts, fold
 from dpzv.privacy.events import LATTICE_DISTANCE, Event, ReleaseEvent, Releases, Start, grid_scale
 from dpzv.privacy.gdp import epsilon_of
-from dpzv.sensitivity import clip_factor, euclidean_clip, outer_product_factor
+from dpzv.privacy.label_counts import LabelCounts, sigma_of
+from dpzv.sensitivity import clip_factor, euclidean_clip, histogram_factor, outer_product_factor
 from dpzv.terms import Accounting, HeadRuleName, MethodName, Neighbours, NoiseSourceName, Protects, StartName, Where
 from dpzv.validate import whole
 
@@ -27,6 +28,7 @@ __all__ = [
     "PlanRequest",
     "PrivacyPlan",
     "capped_releases",
+    "count_events",
     "epsilon_spent",
     "participation_cap",
     "private_starts",
@@ -89,10 +91,10 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     the claim does not depend on this number being a bound.
 
     `parents` are earlier runs, which may have trained on the same records. The budget they leave is a squared mu, split
-    by shares: `start_share` for all private starts together, `head_share` for a private head, the rest for the
-    releases; a share that nothing uses is ignored. A private head makes `head_steps` steps over an expected
-    `head_batch` of the `D` records; without rounds (``T = 0``) it gets all that the starts leave, and with
-    ``head_steps = 0`` as well nothing is spent.
+    by shares: `start_share` for all private starts together, `base_share` for counting labels (0: they are not
+    counted), `head_share` for a private head, the rest for the releases; a share that nothing uses is ignored. A
+    private head makes `head_steps` steps over an expected `head_batch` of the `D` records; without rounds (``T = 0``)
+    it gets all that the others leave, and with ``head_steps = 0`` as well nothing is spent.
 
     `method` says what a release is: K numbers over a batch (`directions` is K, and `C` is the clip of each of them), or
     others (the rivals). With `where` = uplink a rival's
@@ -118,6 +120,7 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     head_batch: int = 0
     head_steps: int = 0
     head_share: float = 0.5
+    base_share: float = 0.0
     parents: tuple[ParentRun, ...] = ()
     where: Where = "downlink"
     C_h: float = math.inf
@@ -208,19 +211,21 @@ def private_starts(asked: PlanRequest) -> tuple[int, ...]:
 class PrivacyPlan(PlanRequest, frozen=True, kw_only=True):
     """The request and what follows from it. Made by `make_plan` only.
 
-    `mu` is the Gaussian-DP parameter of all releases together and `mu_start` that of each device's start (0 unless it
-    is private), both for `neighbours`. `mu_head` and `mu_parents` are the shares of the head and of earlier runs as a
-    mu: exact where they are Gaussian, else what they leave to the others. `z` is the noise multiplier of a head's
-    private steps (0: it makes none). `cap` bounds every record's sum of (clip / (B sigma_dp))^2; it is infinite where
-    there is nothing to enforce. `events` are all that the ledger admits, at their caps. `epsilon_zero_out` and
-    `epsilon_replace_one` are what the same noise gives under either kind of neighbours. `sigma_h` is the noise on a
-    rival's embeddings where the noise is on the uplink; the releases then have none.
+    `mu` is the Gaussian-DP parameter of all releases together, `mu_start` that of each device's start (0 unless it is
+    private) and `mu_base` that of the counts of labels (0: none), all for `neighbours`. `mu_head` and `mu_parents` are
+    the shares of the head and of earlier runs as a mu: exact where they are Gaussian, else what they leave to the
+    others. `z` is the noise multiplier of a head's private steps (0: it makes none). `cap` bounds every record's sum of
+    (clip / (B sigma_dp))^2; it is infinite where there is nothing to enforce. `events` are all that the ledger admits,
+    at their caps. `epsilon_zero_out` and `epsilon_replace_one` are what the same noise gives under either kind of
+    neighbours. `sigma_h` is the noise on a rival's embeddings where the noise is on the uplink; the releases then have
+    none.
     """
 
     sigma_dp: float
     z: float
     mu: float
     mu_start: tuple[float, ...]
+    mu_base: float
     mu_head: float
     mu_parents: float
     cap: float
@@ -279,6 +284,13 @@ def start_event(plan: PrivacyPlan, m: int) -> Start:
     return Start(m=m, mu=plan.mu_start[m] / factor, noise_multiplier=factor / plan.mu_start[m] * (1 + SUM_SLACK))
 
 
+def count_events(plan: PrivacyPlan) -> tuple[LabelCounts, ...]:
+    """The counting of labels with the noise that `mu_base` needs, if the plan has it."""
+    if not plan.mu_base:
+        return ()
+    return (LabelCounts(sigma=sigma_of(plan.mu_base, histogram_factor(plan.neighbours))),)
+
+
 def capped_releases(plan: PrivacyPlan) -> Releases:
     """All releases of the plan at their cap."""
     # the ledger admits no batch below min_batch, so no release has coarser noise than this
@@ -302,7 +314,7 @@ def epsilon_spent(plan: PrivacyPlan, releases: int, unit_mu_squared: float, head
         square = plan.mu_parents**2
         if releases or head_steps:
             square += clip_factor(plan.neighbours) ** 2 * unit_mu_squared
-            square += math.fsum(mu**2 for mu in plan.mu_start)
+            square += math.fsum(mu**2 for mu in (*plan.mu_start, plan.mu_base))
         if head_steps:
             square += plan.mu_head**2 * head_steps / plan.head_steps
         mu = math.sqrt(square)

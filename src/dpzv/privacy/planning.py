@@ -10,9 +10,10 @@ from typing import get_args
 
 from msgspec.structs import replace
 
-from dpzv.declarations import HEAD_RULES, METHODS, STARTS, head_rule_facts, listed, method_facts, start_facts
+from dpzv.declarations import METHODS, STARTS, head_rule_facts, listed, method_facts
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy import accountant
+from dpzv.privacy.coverage import refuse_uncovered
 from dpzv.privacy.gdp import epsilon_of, mu_of, paper_sigma_dp, zcdp_mu_of
 from dpzv.privacy.head_steps import mechanism_of
 from dpzv.privacy.plan import (
@@ -20,6 +21,7 @@ from dpzv.privacy.plan import (
     PlanRequest,
     PrivacyPlan,
     capped_releases,
+    count_events,
     private_starts,
     refuse_spent,
     request_of,
@@ -47,7 +49,7 @@ def make_plan(asked: PlanRequest) -> PrivacyPlan:
     """
     _check_request(asked)
     if math.isfinite(asked.epsilon):  # without a budget there is no claim
-        _refuse_uncovered(asked)
+        refuse_uncovered(asked)
     asked = request_of(asked)
     if asked.where == "uplink" and asked.T and math.isfinite(asked.epsilon):
         return _with_events(_uplink(asked))
@@ -68,6 +70,7 @@ def _with_events(plan: PrivacyPlan) -> PrivacyPlan:
     events = (
         *((capped_releases(plan),) if plan.T else ()),
         *(start_event(plan, m) for m in private_starts(plan)),
+        *count_events(plan),
         *((mechanism_of(plan.head_rule).event(q=plan.q, z=plan.z, steps=plan.head_steps),) if head else ()),
     )
     return replace(plan, events=events)
@@ -75,15 +78,16 @@ def _with_events(plan: PrivacyPlan) -> PrivacyPlan:
 
 def _with_budget(asked: PlanRequest, budget: float, *, whole: float) -> PrivacyPlan:
     """A plan that splits the joint mu `budget`, which parents leave of `whole`; releases and head have no noise yet."""
-    noisy, start = private_starts(asked), asked.start_share
-    head = (asked.head_share if asked.T else 1 - start) if asked.head_steps else 0.0
+    noisy, start, base = private_starts(asked), asked.start_share, asked.base_share
+    head = (asked.head_share if asked.T else 1 - start - base) if asked.head_steps else 0.0
     each = budget * math.sqrt(start / len(noisy)) if noisy else 0.0
     return PrivacyPlan(
         **{name: getattr(asked, name) for name in PlanRequest.__struct_fields__},
         sigma_dp=0.0,
         z=0.0,
-        mu=budget * math.sqrt(1 - start - head) if asked.T else 0.0,
+        mu=budget * math.sqrt(1 - start - base - head) if asked.T else 0.0,
         mu_start=tuple(each if m in noisy else 0.0 for m in range(len(asked.starts))),
+        mu_base=budget * math.sqrt(base) if base else 0.0,
         mu_head=budget * math.sqrt(head) if asked.head_steps else 0.0,
         mu_parents=math.sqrt(max(0.0, whole**2 - budget**2)) if asked.parents else 0.0,
         cap=0.0,
@@ -211,6 +215,7 @@ def _check_request(asked: PlanRequest) -> None:
         raise ConfigError(f"a {name} start needs a share of the budget, got start_share=0; raise it above 0.")
     if head_rule.mechanism:
         _check_head(asked)
+    _check_shares(asked)
     if asked.where == "uplink" and method.published != "uplink":
         others = listed(facts for facts in METHODS.values() if facts.published == "uplink")
         raise ConfigError(
@@ -235,100 +240,16 @@ def _check_head(asked: PlanRequest) -> None:
         )
     if asked.T and fraction("head_share", asked.head_share) == 0:
         raise ConfigError(f"a {asked.head_rule} head needs a share of the budget, got head_share=0; raise it above 0.")
-    taken = asked.head_share + (asked.start_share if private_starts(asked) else 0.0)
-    if asked.T and taken >= 1:
+
+
+def _check_shares(asked: PlanRequest) -> None:
+    """Refuse shares that leave nothing for the releases."""
+    shares = request_of(asked)
+    taken = (shares.head_share if asked.T else 0.0) + shares.start_share + fraction("base_share", shares.base_share)
+    if asked.spends and taken >= 1:
         raise ConfigError(
-            f"head_share and start_share together must stay below 1, got {taken:g}; the releases need the rest."
-        )
-
-
-def _refuse_uncovered(asked: PlanRequest) -> None:
-    """Refuse what a claim would not cover, naming the choices."""
-    if asked.protects == "labels" and asked.neighbours == "zero-out":
-        raise PrivacyRefused(
-            "zero-out does not bound what is learnt about a label, got protects=labels with "
-            "neighbours=zero-out; choose neighbours=replace-one or protects=records."
-        )
-    if asked.protects == "records" and any(parent.protects == "labels" and parent.counts for parent in asked.parents):
-        raise PrivacyRefused(
-            "an earlier run protected labels only, so its releases may carry features without noise, got "
-            "protects=records now; choose protects=labels or other records."
-        )
-    head_rule = head_rule_facts(asked.head_rule)
-    if asked.accounting == "paper" and head_rule.mechanism:
-        others = listed(facts for facts in HEAD_RULES.values() if not facts.mechanism)
-        raise PrivacyRefused(
-            f"the published rule has no private head, got head rule {head_rule.name} with accounting=paper; choose "
-            f"head rule {others}, or accounting=exact."
-        )
-    if asked.T and asked.min_batch > asked.B:
-        raise PrivacyRefused(
-            f"a release must be over at least min_batch={asked.min_batch} records, got B={asked.B}; "
-            "raise B or lower min_batch."
-        )
-    if asked.where == "uplink" and asked.T:
-        _refuse_useless(asked)
-        return
-    if asked.T == 0:
-        # nothing is released: any start is covered, and any head that stays at the server; but a private head may leave
-        if head_rule.mechanism and asked.head_steps:
-            _refuse_inexact(asked)
-        return
-    if math.isinf(asked.C):
-        raise PrivacyRefused(
-            f"a finite epsilon needs a finite clip, got epsilon={asked.epsilon:g} with C=inf; "
-            "set C to a positive number or epsilon to inf."
-        )
-    _refuse_method(asked)
-    if asked.accounting == "exact":
-        _refuse_inexact(asked)
-
-
-def _refuse_useless(asked: PlanRequest) -> None:
-    """Refuse noise on the uplink without a clip there, or with a private head, which it makes pointless."""
-    if math.isinf(asked.C_h):
-        raise PrivacyRefused(
-            f"a finite epsilon needs embeddings of bounded norm, got epsilon={asked.epsilon:g} with C_h=inf and "
-            "noise.where=uplink; set C_h to a positive number or epsilon to inf."
-        )
-    if head_rule_facts(asked.head_rule).mechanism:
-        others = listed(facts for facts in HEAD_RULES.values() if not (facts.mechanism or facts.two_points))
-        raise PrivacyRefused(
-            "noise on the uplink protects no label, so a private head protects nothing, got head rule "
-            f"{asked.head_rule} with noise.where=uplink; choose head rule {others}, or noise.where=downlink."
-        )
-
-
-def _refuse_method(asked: PlanRequest) -> None:
-    """Refuse a method's noise on the downlink where it would not be what is claimed."""
-    method = method_facts(asked.method)
-    if asked.accounting == "paper" and method.published != "downlink":
-        raise PrivacyRefused(
-            f"the published rule puts the noise of {method.name} on its embeddings, got noise.where=downlink with "
-            "accounting=paper; choose noise.where=uplink, or accounting=exact."
-        )
-    if asked.protects == "records" and method.backpropagates:
-        others = listed(facts for facts in METHODS.values() if not facts.backpropagates)
-        raise PrivacyRefused(
-            f"a device of {method.name} backpropagates through its raw features, so its weights carry them without "
-            f"noise to every later answer, got protects=records; choose protects=labels, or method {others}."
-        )
-
-
-def _refuse_inexact(asked: PlanRequest) -> None:
-    """Refuse a head rule or start that the exact account does not cover."""
-    if not head_rule_facts(asked.head_rule).covered:
-        others = listed(facts for facts in HEAD_RULES.values() if facts.covered)
-        raise PrivacyRefused(
-            f"head rule '{asked.head_rule}' moves w_0 by un-noised labels, which the exact account does not "
-            f"cover; choose head rule {others}, or accounting=paper (which is no guarantee)."
-        )
-    reading = [name for name in asked.starts if start_facts(name).reads]
-    if asked.protects == "records" and reading:
-        others = listed(facts for facts in STARTS.values() if not facts.reads)
-        raise PrivacyRefused(
-            f"start '{reading[0]}' reads all records without noise, which protects=records does not cover; "
-            f"choose start {others}, or protects=labels."
+            f"head_share, start_share and base_share together must stay below 1, got {taken:g}; the releases need the "
+            "rest."
         )
 
 

@@ -17,6 +17,7 @@ from dpzv.privacy.accountant import Composition, compose, delta_of_parts, epsilo
 from dpzv.privacy.events import Event, Releases, Start, unit_mu, unpacked
 from dpzv.privacy.gdp import epsilon_of, mu_of, true_mu_of_paper
 from dpzv.privacy.head_steps import HeadSteps, steps_of
+from dpzv.privacy.label_counts import LabelCounts
 from dpzv.privacy.ledger_file import ENDED, ledgers_at, meta_of, snapshot
 from dpzv.privacy.plan import ParentRun, PrivacyPlan, epsilon_spent
 from dpzv.sensitivity import clip_factor
@@ -63,6 +64,8 @@ def parts_of(plan: PrivacyPlan) -> tuple[PlanPart, ...]:
     if any(isinstance(event, Start) for event in claim):
         joint = math.sqrt(math.fsum(mu**2 for mu in plan.mu_start))
         found.append(PlanPart(name="starts", mu=joint, epsilon=alone(Start)))
+    if plan.mu_base:
+        found.append(PlanPart(name="label counts", mu=plan.mu_base, epsilon=alone(LabelCounts)))
     if plan.T:
         found.append(PlanPart(name="releases", mu=plan.mu, epsilon=alone(Releases)))
     if plan.head_steps:
@@ -302,6 +305,8 @@ def _covered(plans: Sequence[PrivacyPlan]) -> tuple[str, ...]:
     names = ["every Delta"] if any(plan.T for plan in spending) else ["w_0, if it leaves (devices are sent nothing)"]
     names += [f"head rule {name}" for name in sorted({plan.head_rule for plan in spending})]
     names += [f"start {name}" for name in sorted({start for plan in spending for start in plan.starts})]
+    counts = sorted({event.sigma for plan in spending for event in plan.events if isinstance(event, LabelCounts)})
+    names += [f"label counts for the base rate, each with noise of {sigma:.4g} records" for sigma in counts]
     parents = dict.fromkeys(wording.earlier_run(plan, parent) for plan in spending for parent in plan.parents)
     return (*names, *parents)
 

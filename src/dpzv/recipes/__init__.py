@@ -37,8 +37,16 @@ def title(name: str) -> str:
 
 
 def tree(name: str) -> dict[str, Any]:
-    """The recipe as nested mappings, with its own name in `recipe`."""
-    return {"recipe": name, **toml_of(read(name).encode(), f"the recipe {name}")}
+    """The recipe as nested mappings, with its own name in `recipe`.
+
+    One that begins with ``like = "NAME"`` changes only some keys of that recipe.
+    """
+    own = toml_of(read(name).encode(), f"the recipe {name}")
+    found: dict[str, Any] = tree(like) if isinstance(like := own.pop("like", ""), str) and like else {}
+    for section, values in own.items():
+        both = isinstance(values, dict) and isinstance(found.get(section), dict)
+        found[section] = {**found[section], **values} if both else values
+    return {**found, "recipe": name}
 
 
 def settings(name: str, accounting: str, file: Path | None = None) -> dict[str, Any]:

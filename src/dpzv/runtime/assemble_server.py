@@ -9,15 +9,15 @@ from dpzv.data.dataset import ServerRecords
 from dpzv.methods.heads import HeadParts, make_head_rule
 from dpzv.methods.rules import make_server_rule
 from dpzv.methods.steps import Steps
-from dpzv.models.head import Head, seeded_head
 from dpzv.models.losses import labels_of, per_record_loss
 from dpzv.privacy.head_steps import mechanism_of
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.protocol.server import Schedules, Server
 from dpzv.protocol.table import Table
+from dpzv.runtime.server_head import check_head, first_head
 
-__all__ = ["make_head", "make_server"]
+__all__ = ["check_head", "make_server"]
 
 
 def make_server(
@@ -27,8 +27,13 @@ def make_server(
     schedules: Schedules,
     plan: PrivacyPlan,
     noise: NoiseSource,
+    counts: tuple[float, ...],
 ) -> Server:
-    """The server, with an empty table; `widths` are the numbers in an embedding of each device."""
+    """The server, with an empty table.
+
+    `widths` are the numbers in an embedding of each device. `counts` are the noisy numbers of records in all classes,
+    for the base rate; none if they are not counted.
+    """
     chosen = config.head
     lams, T = per_device("train.lam", config.train.lam, plan.M), max(plan.T, 1)
     y_train = labels_of(records.y_train, records.task, config.runtime.accelerator)
@@ -38,7 +43,7 @@ def make_server(
         sizes = {"D": plan.D, "batch": plan.head_batch}
         private = mechanism_of(chosen.rule).noise(noise, **sizes, z=plan.z, C_0=chosen.C_0)
     parts = HeadParts(
-        head=make_head(config, sum(widths), records.outputs, "w_0"),
+        head=first_head(config, records, sum(widths), counts),
         loss=per_record_loss(records.task),
         steps=Steps(chosen.step, chosen.momentum, config.train.schedule, T),
         seed=config.train.seed,
@@ -52,8 +57,3 @@ def make_server(
     train = config.train
     method = make_server_rule(train.method, head_rule, parts.loss, C, q=train.q, seed=train.seed, K=train.directions)
     return Server(method, table, y_train, schedules, lams)
-
-
-def make_head(config: Config, inputs: int, outputs: int, stream: str) -> Head:
-    """A head on the run's accelerator, with a random start of its own; the name `stream` is a format of seeded runs."""
-    return seeded_head(inputs, config.head.hidden, outputs, config.train.seed, stream).to(config.runtime.accelerator)

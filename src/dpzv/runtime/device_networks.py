@@ -1,4 +1,4 @@
-"""The devices' networks of a configuration, at their start; and the final head of a finished run."""
+"""The devices' networks of a configuration, at their start."""
 
 from __future__ import annotations
 
@@ -17,8 +17,17 @@ from dpzv.data.encoder import encoder_folder
 from dpzv.declarations import start_facts
 from dpzv.errors import ConfigError, DataError, PrivacyRefused
 from dpzv.models import MODELS, NetworkRequest
+from dpzv.models.dense import WhitenedLinear
 from dpzv.models.layers import train_last
-from dpzv.models.starts import LinearStart, MatrixNoise, dp_pca_start, pca_start, set_linear
+from dpzv.models.starts import (
+    MatrixNoise,
+    dp_pca_start,
+    dp_whiten_start,
+    pca_start,
+    set_linear,
+    set_whitening,
+    whiten_start,
+)
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan, start_event
 from dpzv.rng import torch_generator
@@ -28,8 +37,8 @@ __all__ = ["Networks", "make_network", "make_networks"]
 Networks = Callable[[PrivacyPlan, NoiseSource], list[torch.nn.Module]]
 """Makes the devices' networks once the plan is known, since a private start needs its noise."""
 
-C_START = 1.0  # the public constant appended to each row before dp-pca
-FLOOR = 1e-3  # public floor of dp-pca's eigenvalues, in units of one record's squared feature
+C_START = 1.0  # the public constant appended to each row before a private start
+FLOOR = 1e-3  # public floor of a start's eigenvalues, in units of one record's squared feature
 
 
 def make_networks(config: Config, data: Dataset, plan: PrivacyPlan, noise: NoiseSource) -> list[torch.nn.Module]:
@@ -65,36 +74,41 @@ def make_network(
         )
     )
     facts = start_facts(start)
-    if facts.reads:
-        set_linear(network, pca_start(x, width, floor=FLOOR))
-    elif facts.private and plan is None:
+    if facts.private and plan is None:
         raise PrivacyRefused(
             f"the start '{start}' of device {m} takes its noise from a privacy plan, got none; make a plan."
         )
-    elif facts.private and plan is not None:
-        set_linear(network, _dp_pca(i, x, width, per_device("devices.R", devices.R, M)[i], plan, noise))
+    if facts.private and plan is not None:
+        _put_private(network, i, x, per_device("devices.R", devices.R, M)[i], plan, noise)
+    elif isinstance(network, WhitenedLinear):
+        set_whitening(network, whiten_start(x, floor=FLOOR))
+    elif facts.reads:
+        set_linear(network, pca_start(x, width, floor=FLOOR))
     elif facts.given:
         _load(network, per_device("devices.weights", devices.weights, M)[i], m)
+    if isinstance(network, WhitenedLinear) and config.head.model == "sum":
+        # The sum then starts at the base rate for every record, so no random weights have to be unlearned first. A head
+        # with ReLU needs embeddings that differ, so there the map of whitened columns starts at random.
+        torch.nn.init.zeros_(network.linear.weight)
     train_last(network, per_device("devices.last_layers", devices.last_layers, M)[i])
     return network
 
 
-def _dp_pca(i: int, x: NDArray[Any], embedding: int, R: float, plan: PrivacyPlan, noise: NoiseSource) -> LinearStart:
-    """The start of device i+1 from its noisy second moments, with the plan's noise.
+def _put_private(
+    network: torch.nn.Module, i: int, x: NDArray[Any], R: float, plan: PrivacyPlan, noise: NoiseSource
+) -> None:
+    """Put the start of device i+1 into its network, from its noisy second moments with the plan's noise.
 
     The name of the noise's stream is a format of seeded runs.
     """
     scale = start_event(plan, i).noise_multiplier * (R**2 + C_START**2)
     grid = noise.grid(R**2 + C_START**2) if scale else 0.0
     drawn = MatrixNoise(scale, grid, lambda scales, grid: noise.added(scales, grid, "start", i + 1))
-    return dp_pca_start(
-        x,
-        embedding,
-        R=R,
-        c=C_START,
-        noise=drawn,
-        floor=max(FLOOR, drawn.largest(x.shape[1], len(x))),
-    )
+    floor = max(FLOOR, drawn.largest(x.shape[1], len(x)))
+    if isinstance(network, WhitenedLinear):
+        set_whitening(network, dp_whiten_start(x, R=R, c=C_START, noise=drawn, floor=floor))
+    elif isinstance(network, torch.nn.Linear):
+        set_linear(network, dp_pca_start(x, network.out_features, R=R, c=C_START, noise=drawn, floor=floor))
 
 
 def _load(network: torch.nn.Module, file: str, m: int) -> None:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.head_steps import HeadSteps
+from dpzv.privacy.label_counts import LabelCounts
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan, epsilon_spent
@@ -90,6 +91,35 @@ class Gate:
         taken = due if seeded else min(due, self._ahead)
         self._ahead -= taken
         return taken
+
+    def label_counts(self, y: NDArray[np.int64], classes: int) -> tuple[float, ...]:
+        """How many of the labels `y` are of each class, with noise; nothing if the plan does not count them.
+
+        They are counted once. What is drawn may be used only after it was stored together with its charge, so a run
+        that died before that has used nothing, and a later one finds the stored numbers.
+        """
+        for event in self.ledger.charged:
+            if isinstance(event, LabelCounts):
+                return event.counts
+        for event in self.plan.events:
+            if isinstance(event, LabelCounts):
+                counted = replace(event, counts=self._counted(np.bincount(y, minlength=classes), event.sigma))
+                self.ledger.charge(counted)
+                return counted.counts
+        return ()
+
+    def _counted(self, counts: NDArray[np.int64], sigma: float) -> tuple[float, ...]:
+        """`counts` plus noise of `sigma`.
+
+        With secret noise both are integers of a fine grid (docs/privacy.md, Proof 11). The stream's name is a format of
+        seeded runs.
+        """
+        if not sigma:
+            return tuple(counts.astype(np.float64).tolist())
+        grid = self._noise.grid(1.0)
+        drawn = self._noise.added(np.full(len(counts), sigma), grid, "label counts")
+        noisy = counts * round(1 / grid) + drawn if grid else counts + drawn
+        return tuple((noisy * (grid or 1.0)).tolist())
 
     @property
     def at_stake(self) -> float:

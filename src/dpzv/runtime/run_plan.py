@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from dpzv.config import Config, per_device
-from dpzv.declarations import start_facts
+from dpzv.declarations import head_rule_facts, start_facts
 from dpzv.errors import ConfigError
 from dpzv.privacy.lineage import parents_of
 from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
@@ -47,6 +47,9 @@ def plan_of(config: Config, D: int, M: int, parents: tuple[ParentRun, ...] = ())
             raise ConfigError(f"{key} must be at most {MOST_NUMBERS}, got {number}; lower {key}.")
     if B > D:
         raise ConfigError(f"train.B must be at most the number of records {D}, got {B}; lower train.B.")
+    # without rounds there is no use for the head in the loop, unless it is the one that is kept
+    head_steps = config.head.steps if T or config.head.final == "private" else 0
+    mechanism = head_rule_facts(config.head.rule).mechanism
     request = PlanRequest(
         epsilon=privacy.epsilon,
         delta_dp=privacy.delta_dp,
@@ -64,9 +67,10 @@ def plan_of(config: Config, D: int, M: int, parents: tuple[ParentRun, ...] = ())
         starts=per_device("devices.start", config.devices.start, M),
         start_share=privacy.start_share,
         head_batch=min(config.head.batch, D),
-        # without rounds there is no use for the head in the loop, unless it is the one that is kept
-        head_steps=config.head.steps if T or config.head.final == "private" else 0,
+        head_steps=head_steps,
         head_share=privacy.head_share,
+        # where nothing is released, nothing needs a base rate
+        base_share=privacy.base_share if config.head.base == "count" and (T or (head_steps and mechanism)) else 0.0,
         parents=parents,
         method=config.train.method,
         where=config.noise.where,

@@ -25,7 +25,7 @@ from dpzv.privacy.plan import PrivacyPlan
 from dpzv.protocol.messages import CHUNK, Embeddings, Evaluation, Fill, Pending, Release
 from dpzv.runtime import checkpoint
 from dpzv.runtime.assemble_device import accelerator_of, codec_of, schedules_of
-from dpzv.runtime.assemble_server import make_server
+from dpzv.runtime.assemble_server import check_head, make_server
 from dpzv.runtime.journal import Journal
 from dpzv.runtime.opening import open_gate
 from dpzv.runtime.run_folder import RunFolder
@@ -72,6 +72,7 @@ class ServerRun:
         folder: RunFolder,
     ) -> None:
         """`plan` is what the run is asked for now; where the folder has a ledger, the plan in it is used."""
+        self.refuse(config, records, widths)
         self.config, self.folder, self.D_test = config, folder, len(records.y_test)
         self.begun = self.evaluation_due = self.checkpoint_due = False
         self._rows: dict[int, int] = {}  # rows of the table that each device has filled so far
@@ -84,11 +85,17 @@ class ServerRun:
             self.gate = open_gate(config, records, plan, noise, folder, self.schedules)
             self.ledger, self.plan = stack.enter_context(self.gate.ledger), self.gate.plan
             stack.enter_context(folder)
-            self.server = make_server(config, records, widths, self.schedules, self.plan, noise)
+            counts = self.gate.label_counts(records.y_train, max(records.outputs, 2))
+            self.server = make_server(config, records, widths, self.schedules, self.plan, noise, counts)
             self.codecs = tuple(codec_of(config, m, self.plan.M) for m in range(1, self.plan.M + 1))
             self.journal = Journal(config, records, self.server, self.gate, folder)
             self._saved = time.monotonic()
             self._stack = stack.pop_all()
+
+    @staticmethod
+    def refuse(config: Config, records: ServerRecords, widths: tuple[int, ...]) -> None:
+        """Refuse a configuration that does not fit the labels and the devices; nothing is written yet."""
+        check_head(config, records, widths)
 
     def __enter__(self) -> Self:
         return self

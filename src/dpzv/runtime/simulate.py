@@ -53,14 +53,15 @@ class Simulation:
         ]
         self.devices = [device for device, _ in made]
         self._widths = tuple(width for _, width in made)
+        outputs = data.n_classes if data.task == "classes" else 1
+        names = data.fingerprint, data.names
+        self._records = ServerRecords(data.name, data.task, outputs, data.y_train, data.y_test, *names)
+        ServerRun.refuse(config, self._records, self._widths)
 
     @contextmanager
     def opened(self, folder: RunFolder) -> Iterator[None]:
         """Inside the block the run is open in `folder`, at its start or where it was interrupted."""
-        data = self._data
-        outputs = data.n_classes if data.task == "classes" else 1
-        records = ServerRecords(data.name, data.task, outputs, data.y_train, data.y_test, data.fingerprint, data.names)
-        with ServerRun(self._config, records, self._widths, self._plan, self._noise, folder) as self.server_run:
+        with ServerRun(self._config, self._records, self._widths, self._plan, self._noise, folder) as self.server_run:
             self._clock = self._started_clock()
             self._beside = Simulated(self.devices, self._clock)
             self.server_run.restore(self._beside)

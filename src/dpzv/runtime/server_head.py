@@ -1,0 +1,73 @@
+"""The server's head, from a configuration: which kind it is, the base rate at which its outputs start, and that of a
+finished run.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from dpzv.config import Config
+from dpzv.data.dataset import ServerRecords
+from dpzv.errors import ConfigError
+from dpzv.models.head import NO_OFFSET, Head, Offset, SumHead, base_offset, head_of, seeded_head
+from dpzv.privacy.label_counts import frequencies
+
+__all__ = ["check_head", "first_head", "load_head", "make_head"]
+
+
+def make_head(config: Config, inputs: int, outputs: int, stream: str) -> Head:
+    """A head on the run's accelerator, with a random start of its own; the name `stream` is a format of seeded runs."""
+    return seeded_head(inputs, config.head.hidden, outputs, config.train.seed, stream).to(config.runtime.accelerator)
+
+
+def check_head(config: Config, records: ServerRecords, widths: tuple[int, ...]) -> None:
+    """Refuse a head that adds what cannot be added, and a base rate that does not fit the labels."""
+    task, outputs, base = records.task, records.outputs, config.head.base
+    if config.head.model == "sum" and config.head.rule != "frozen":
+        raise ConfigError(
+            f"a head that only adds has no weights that could move, so head.rule must be 'frozen', got "
+            f"'{config.head.rule}'; set head.rule to 'frozen'."
+        )
+    if config.head.model == "sum" and set(widths) != {outputs}:
+        raise ConfigError(
+            f"a head that only adds needs devices of {outputs} number{'s' if outputs > 1 else ''} a record, as many as "
+            f"it has outputs, got {', '.join(map(str, widths))}; set devices.embedding to {outputs}."
+        )
+    if base == "count" and not config.privacy.base_share:
+        raise ConfigError(
+            "counting labels needs a share of the budget, got privacy.base_share = 0; raise it, or give a public "
+            "number as head.base."
+        )
+    if base == "count" and task == "regression":
+        raise ConfigError(
+            'only labels of classes can be counted, got head.base = "count" for a number; give a public mean and '
+            "scale as head.base."
+        )
+    if base is not None and base != "count":
+        base_offset(base, task, outputs)
+
+
+def first_head(config: Config, records: ServerRecords, inputs: int, counts: tuple[float, ...]) -> Head | SumHead:
+    """The server's model before the first round, with its outputs at the base rate."""
+    base, offset = config.head.base, NO_OFFSET
+    if counts:
+        shares = frequencies(counts, len(records.y_train))
+        logs = tuple(map(math.log, shares))
+        offset = Offset(logs) if records.task == "classes" else base_offset(shares[1], "binary", 1)
+    elif base is not None and base != "count":
+        offset = base_offset(base, records.task, records.outputs)
+    if config.head.model == "sum":
+        return SumHead(records.outputs, offset).to(config.runtime.accelerator)
+    head = make_head(config, inputs, records.outputs, "w_0")
+    head.shift(offset)
+    return head
+
+
+def load_head(weights: Path) -> torch.nn.Module:
+    """The head in a finished run's ``weights/``: the refitted one if there is one, else w_0."""
+    final = weights / "final.safetensors"
+    return head_of(safetensors.torch.load_file(final if final.exists() else weights / "server.safetensors"))
