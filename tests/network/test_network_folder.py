@@ -7,8 +7,12 @@ import os
 import stat
 from pathlib import Path
 
+import pytest
 from federation import Parties, config_of
-from town import town
+from town import town, write_parties
+
+from dpzv.errors import ConfigError
+from dpzv.network.party import load_party
 
 CONFIG = {
     "data": {"holdout": 0.2},
@@ -50,3 +54,12 @@ def test_what_parties_write_is_for_their_owner_alone(tmp_path: Path) -> None:
     assert {"server/checkpoint/state.safetensors", "north/state.safetensors"} <= set(found)
     modes = {name: stat.S_IMODE(path.stat().st_mode) for name, path in found.items()}
     assert {n: oct(mode) for n, mode in modes.items() if mode != (0o700 if found[n].is_dir() else 0o600)} == {}
+
+
+def test_who_takes_part_over_a_network_is_not_said_twice(tmp_path: Path) -> None:
+    write_parties(tmp_path, CONFIG, 60, 0)
+    assert load_party(tmp_path / "north" / "north.toml").config.network.devices == ("north",)
+    (tmp_path / "twice").mkdir()
+    write_parties(tmp_path / "twice", {**CONFIG, "data": {"holdout": 0.2, "devices": [1]}}, 60, 0)
+    with pytest.raises(ConfigError, match=r"got data.devices \[1\] in the agreed run; remove data.devices"):
+        load_party(tmp_path / "twice" / "north" / "north.toml")

@@ -12,6 +12,7 @@ from dpzv.metrics import Metrics, headline, headline_text
 from dpzv.report import comparison_table as table
 from dpzv.report import figure
 from dpzv.report.comparison_table import FROZEN, Record
+from dpzv.report.table_text import columned, paged
 
 
 def record(
@@ -90,7 +91,7 @@ def test_a_rival_with_fewer_bytes_is_named_first() -> None:
     (sentence,) = table.ahead(rows)
     assert sentence.startswith("vafl reached 90 % with fewer bytes than dpzv at epsilon 1: 2.5 MB (2 of 3)")
     assert "dpzv needed 5.0 MB" in sentence
-    assert table.markdown(rows, [sentence], ["below"]).startswith(sentence)
+    assert paged(table.header(rows), [], [sentence], ["below"]).startswith(sentence)
     slower = [r for r in RECORDS if r.method != "vafl"] + [record("vafl", 1.0, 0, 0.95, 5_000_001)]
     assert table.ahead(table.rows(slower, 0.9, {})) == []
     never = [record("dpzv", 1.0, 0, 0.5), record("vafl", 1.0, 0, 0.95, 9), record("vafl", 2.0, 0, 0.95, 9)]
@@ -109,10 +110,12 @@ def test_the_notes_name_missing_seeds_compute_and_each_reason_once() -> None:
 
 def test_plain_text_is_aligned_and_markdown_has_as_many_cells_as_columns() -> None:
     rows = table.rows(RECORDS, 0.9, {})
-    lines = table.columned([table.header(rows), *map(table.cells, rows)]).splitlines()
+    lines = columned([table.header(rows), *map(table.cells, rows)]).splitlines()
     assert len(lines) == 1 + len(rows)
     assert {line[lines[0].index("epsilon") - 1] for line in lines} == {" "}
-    marks = [line.count("|") for line in table.markdown(rows, [], []).strip().splitlines()]
+    marks = [
+        line.count("|") for line in paged(table.header(rows), list(map(table.cells, rows)), [], []).strip().splitlines()
+    ]
     assert marks == [len(table.header(rows)) + 1] * (2 + len(rows))
 
 

@@ -51,7 +51,7 @@ def server(
     if summary is None:
         typer.echo("dpzv: stopped; everything up to here is kept, and the same command continues the run.", err=True)
         raise typer.Exit(130)
-    result([summary], own.out, quiet=quiet, json=json)
+    result({"": summary}, own.out, quiet=quiet, json=json)
 
 
 def device(

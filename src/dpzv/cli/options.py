@@ -14,7 +14,7 @@ import typer
 from dpzv.declarations import METHODS
 from dpzv.errors import ConfigError
 from dpzv.terms import Accounting
-from dpzv.validate import one_of, positive
+from dpzv.validate import one_of, positive, whole
 
 if TYPE_CHECKING:
     from dpzv.config import Tree
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ALL",
     "Account",
+    "Comparison",
     "Jobs",
     "Json",
     "JsonOutcome",
@@ -34,6 +35,7 @@ __all__ = [
     "methods_of",
     "numbers_of",
     "tree_of",
+    "widths_of",
     "with_options",
 ]
 
@@ -58,6 +60,34 @@ Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.
 JsonOutcome = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON and nothing else.")]
 
 ALL = ",".join(METHODS)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """The options of `dpzv compare`."""
+
+    recipe: Recipe
+    set_: SetsOfAll
+    methods: Methods = ALL
+    epsilon: Annotated[str, typer.Option("--epsilon", help="Numbers or inf, separated by commas.")] = "1"
+    widths: Annotated[
+        str,
+        typer.Option(
+            "--widths",
+            help="Show what training buys at these numbers a record and device (devices.embedding), e.g. 1,2,4,8,16: "
+            "untrained, trained, trained without noise, by backpropagation, and each party alone at the first epsilon.",
+            show_default=False,
+        ),
+    ] = ""
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each, with train.seed 0, 1, ...")] = 3
+    accounting: Account = "exact"
+    settings: Settings = None
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The folder; default runs/compare-RECIPE, or runs/widths-RECIPE.")
+    ] = None
+    jobs: Jobs = 0
+    json: JsonOutcome = False
+    quiet: Quiet = False
 
 
 def with_options(kind: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
@@ -102,6 +132,15 @@ def methods_of(text: str) -> list[str]:
     if not names:
         raise ConfigError(f"--methods expects names separated by commas, got '{text}'; e.g. --methods dpzv,vafl.")
     return [one_of("the method", name, METHODS) for name in names]
+
+
+def widths_of(text: str) -> list[int]:
+    """The widths of an option, each once, narrow ones first."""
+    try:
+        widths = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        raise ConfigError(f"--widths expects whole numbers separated by commas, got '{text}'; e.g. 1,2,4.") from None
+    return [whole("--widths", width, 1) for width in widths]
 
 
 def numbers_of(option: str, text: str) -> list[float]:

@@ -64,45 +64,46 @@ def json_text(values: object) -> str:
     return msgspec.json.format(msgspec.json.encode(values), indent=2).decode() + "\n"
 
 
-def result(summaries: list[dict[str, Any]], folder: Path, *, quiet: bool, json: bool) -> None:
+def result(summaries: dict[str, dict[str, Any]], folder: Path, *, quiet: bool, json: bool) -> None:
     """Print one row a run and the statement of the last one, or the last summary as JSON, or nothing.
+
+    `summaries` have the names of their runs; a run without a name is called by its method and its head rule.
 
     Raises `ConfigError` if the result of a run is not finite, and so is none.
     """
     if json:
-        sys.stdout.write(json_text(summaries[-1]))
+        sys.stdout.write(json_text(list(summaries.values())[-1]))
     elif not quiet:
         _tables(summaries, folder)
-    if not all(math.isfinite(summary["test_loss"] or math.nan) for summary in summaries):
+    if not all(math.isfinite(summary["test_loss"] or math.nan) for summary in summaries.values()):
         raise ConfigError(
             f"the final head's test loss must be finite, got another in {folder}: the head diverged; start a new run "
             "with smaller steps (head.eta_0, train.eta_m)."
         )
 
 
-def _tables(summaries: list[dict[str, Any]], folder: Path) -> None:
-    names = ("run", "test", "private head", "rounds", "MB", "seconds", "epsilon", "delta")
+def _tables(summaries: dict[str, dict[str, Any]], folder: Path) -> None:
+    names = ("run", "test", "private head", "rounds", "MB", "seconds", "epsilon")
     rows = []
-    for summary in summaries:
+    for name, summary in summaries.items():
         epsilon = summary["epsilon"]
         row = [
-            "frozen devices" if summary["rounds"] == 0 else f"{summary['method']}, {summary['head_rule']}",
+            name or ("frozen devices" if summary["rounds"] == 0 else f"{summary['method']}, {summary['head_rule']}"),
             headline_text(summary),
             headline_text(summary["private_head"]),
             str(summary["rounds"]),
             f"{(summary['bytes_up'] + summary['bytes_down']) / 1e6:.1f}",
             f"{summary['seconds']:.1f}",
             "none" if epsilon is None or math.isinf(epsilon) else f"{epsilon:g}",
-            f"{summary['delta_dp']:g}",
         ]
         rows.append(row)
     console = Console()
     console.print(columns(names, rows, left=names[:3]))
     console.print()
-    _took_part(summaries[-1]["participation"])
-    if chosen := summaries[-1]["final_head"]:
+    _took_part(summary["participation"])
+    if chosen := summary["final_head"]:
         _chosen(chosen)
-    statement_text(summaries[-1]["statement"])
+    statement_text(summary["statement"])
     console.print()
     console.print(f"Run folder: {folder}", highlight=False, markup=False)
 

@@ -13,8 +13,10 @@ import msgspec
 import typer
 
 from dpzv.cli.options import Json, Recipe, Sets, tree_of
+from dpzv.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dpzv.config import Config, Tree
     from dpzv.runtime.journal import Observer, Snapshot
 
 __all__ = ["recipes", "resume", "train"]
@@ -53,9 +55,15 @@ def train(
     set_: Sets,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder; default runs/RECIPE-TIME.")] = None,
     max_seconds: Seconds = float("inf"),
-    beside_frozen: Annotated[
-        bool, typer.Option("--beside-frozen", help="Also run the same with untrained devices (epsilon 0).")
-    ] = False,
+    beside: Annotated[
+        str,
+        typer.Option(
+            "--beside",
+            help="Run these before it and show them beside it, separated by commas: frozen (untrained devices), "
+            "frozen=WIDTH (untrained, with so many numbers a record and device), alone (each party by itself).",
+            show_default=False,
+        ),
+    ] = "",
     quiet: Quiet = False,
     json: JsonSummary = False,
 ) -> None:
@@ -71,12 +79,32 @@ def train(
     from dpzv.runtime.run import start  # imports torch, so the configuration is checked first
 
     folder = out or Path("runs") / f"{Path(recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    runs = [(config, folder)]
-    if beside_frozen:
-        frozen = configuration.parse(configuration.merge(tree, {"train": {"rounds": 0}, "head": {"rule": "frozen"}}))
-        runs.insert(0, (frozen, folder / "frozen"))
-    summaries = [_watched(partial(start, *run), max_seconds, run[1], quiet=quiet or json) for run in runs]
+    summaries = {}
+    for name, inner, other in [*_beside(beside, tree, config), ("", "", config)]:
+        run = partial(start, other, folder / inner)
+        summaries[name] = _watched(run, max_seconds, folder / inner, quiet=quiet or json)
     result(summaries, folder, quiet=quiet, json=json)
+
+
+def _beside(words: str, tree: Tree, config: Config) -> Iterator[tuple[str, str, Config]]:
+    """What `--beside` asks for: the name of each run, that of its folder within the run's, and its configuration."""
+    from dpzv import config as configuration
+    from dpzv.runtime.baselines import UNTRAINED, alone, parties
+
+    for word in [word.strip() for word in words.split(",") if word.strip()]:
+        if word == "alone":
+            for m, party in parties(config).items():
+                yield f"{party} alone", f"alone-{m}", alone(config, m)
+            continue
+        what, equals, width = word.partition("=")
+        if what != "frozen" or (equals and not width.isdecimal()):
+            raise ConfigError(
+                f"--beside takes frozen, frozen=WIDTH and alone, got '{word}'; e.g. --beside frozen,alone."
+            )
+        embedding = {"devices": {"embedding": int(width)}} if equals else {}
+        frozen = configuration.merge(configuration.merge(tree, UNTRAINED), embedding)
+        name = f"frozen, width {width}" if equals else "frozen devices"
+        yield name, f"frozen-{width}" if equals else "frozen", configuration.parse(frozen)
 
 
 def resume(
@@ -93,7 +121,7 @@ def resume(
     from dpzv.runtime.run import resume as resume_run
 
     summary = _watched(partial(resume_run, folder), max_seconds, folder, quiet=quiet or json)
-    result([summary], folder, quiet=quiet, json=json)
+    result({"": summary}, folder, quiet=quiet, json=json)
 
 
 def _watched(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ import msgspec
 import typer
 
 from dpzv.cli import options
-from dpzv.cli.compare_command import Executed, execute, fail
+from dpzv.cli.many_runs import Executed, execute, fail
 
 if TYPE_CHECKING:
     from dpzv.config import Config
@@ -75,6 +76,7 @@ def tune(asked: Tuning) -> None:
     from dpzv import config as configuration
     from dpzv import recipes
     from dpzv.cli.show import json_text
+    from dpzv.runtime import compute_cost
     from dpzv.runtime.grid import layered
     from dpzv.runtime.search import draw, space_of, tree_of
 
@@ -94,7 +96,8 @@ def tune(asked: Tuning) -> None:
             configs[f"{method}-eps{epsilon:g}-trial{number}"] = _beside(configuration.parse(made), folder)
     earlier = dict.fromkeys(parent for config in configs.values() for parent in config.privacy.parents)
     base = configuration.parse(layered(tree, {}, "", [*changes, {"train": {"method": "dpzv"}}]))
-    executed = execute(configs, base, folder, asked.jobs, quiet=asked.quiet or asked.json)
+    prepare = partial(compute_cost.prepare, configs, base, folder, asked.jobs)
+    executed = execute(prepare, folder, quiet=asked.quiet or asked.json)
     judged = _judge(drawn, executed, folder)
     parents = (*earlier, str(folder.resolve()))
     _write(judged, chosen, parents, f"{name} at epsilon {epsilon:g}, {asked.accounting} accounting", folder)
@@ -178,7 +181,7 @@ def _write_configurations(
 
 def _show(judged: Sequence[_Trial], folder: Path) -> None:
     """Print the trials, the best of each method first."""
-    from dpzv.report.comparison_table import columned
+    from dpzv.report.table_text import columned
 
     lines = [["method", "trial", "in loop", "refitted", "MB until target", "settings"]]
     order = list(dict.fromkeys(trial.method for trial in judged))

@@ -11,7 +11,7 @@ from pathlib import Path
 from dpzv.data import sets
 from dpzv.data.cards import Card, Wanted
 from dpzv.data.columns import Column
-from dpzv.data.dataset import Dataset, held_out
+from dpzv.data.dataset import Dataset, held_out, of_devices
 from dpzv.data.files import REMEDY, data_folder
 from dpzv.durable import EVERYBODY, replacing
 from dpzv.errors import ConfigError, DataError
@@ -65,11 +65,13 @@ def load(
     encoder: str = "",
     tokens: int = 192,
     holdout: float = 0.0,
+    devices: Sequence[int] = (),
 ) -> Dataset:
     """Read data set `name` by its own loader.
 
     The arguments are those of [data] in a recipe. `columns` are needed by the tabular sets and refused by the others;
-    a `holdout` above 0 puts this share of the training records in place of the test records.
+    a `holdout` above 0 puts this share of the training records in place of the test records, and `devices` keeps the
+    columns of these alone.
     """
     card = card_of(name)
     if columns and not card.tabular:
@@ -77,6 +79,7 @@ def load(
             f"data set '{name}' is not tabular and takes no [[data.columns]], got {len(columns)}; remove them."
         )
     dataset = card.load(Wanted(_folder(card, path), tuple(columns), encoder, tokens))
+    dataset = of_devices(dataset, devices) if devices else dataset
     return held_out(dataset, holdout) if holdout else dataset
 
 

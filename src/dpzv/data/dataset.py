@@ -16,7 +16,7 @@ from dpzv.privacy.record_names import UNNAMED, RecordNames
 from dpzv.terms import Task
 from dpzv.validate import one_of
 
-__all__ = ["Dataset", "Records", "ServerRecords", "check", "fingerprint_of", "from_arrays", "held_out"]
+__all__ = ["Dataset", "Records", "ServerRecords", "check", "fingerprint_of", "from_arrays", "held_out", "of_devices"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,6 +145,25 @@ def check(dataset: Dataset) -> None:
             f"expected training labels of at least two classes, got {len(dataset.y_train)} labels that are "
             f"all {dataset.y_train[0]}; add records of another class."
         )
+
+
+def of_devices(dataset: Dataset, numbers: Sequence[int]) -> Dataset:
+    """`dataset` with the columns of these devices alone, in this order; they are numbered anew from 1.
+
+    The records are the same, so their fingerprint and names are too.
+    """
+    M = len(dataset.devices)
+    if len(set(numbers)) < len(numbers) or not all(1 <= m <= M for m in numbers):
+        raise ConfigError(
+            f"data.devices must name devices 1 to {M} of '{dataset.name}', each at most once, got {list(numbers)}; "
+            "change data.devices."
+        )
+    return replace(
+        dataset,
+        devices=tuple(dataset.devices[m - 1] for m in numbers),
+        x_train=tuple(dataset.x_train[m - 1] for m in numbers),
+        x_test=tuple(dataset.x_test[m - 1] for m in numbers),
+    )
 
 
 def held_out(dataset: Dataset, share: float) -> Dataset:

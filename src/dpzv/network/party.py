@@ -152,6 +152,11 @@ def _check(config: Config, file: PartyFile, path: Path) -> None:
         )
     if file.server and file.parents:
         raise ConfigError(f"{path} is a device's file, got `parents`; only the server has the ledgers of earlier runs.")
+    if config.data.devices:
+        raise ConfigError(
+            f"network.devices says who takes part, got data.devices {list(config.data.devices)} in the agreed run; "
+            "remove data.devices."
+        )
     if not config.data.holdout:
         raise ConfigError(
             "data.holdout, the share of records that are tested on, must be above 0 in the agreed run; set e.g. 0.2."

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from dpzv.metrics import headline
+from dpzv.report.table_text import figure_text
 
-__all__ = ["FROZEN", "Record", "ahead", "cells", "columned", "groups", "header", "markdown", "notes", "read", "rows"]
+__all__ = ["FROZEN", "Record", "ahead", "cells", "groups", "header", "notes", "read", "rows"]
 
 FROZEN = "frozen"
 """The name of runs whose devices stay as they start."""
@@ -186,21 +187,6 @@ def notes(table: Sequence[Row], seeds: int, eval_every: int) -> list[str]:
     return lines + _reasons(table)
 
 
-def markdown(table: Sequence[Row], above: Sequence[str], below: Sequence[str]) -> str:
-    """The table for a page, with its sentences."""
-    names = header(table)
-    lines = ["| " + " | ".join(words) + " |" for words in (names, ["---"] * len(names), *map(cells, table))]
-    return "\n\n".join([*above, "\n".join(lines), *below]) + "\n"
-
-
-def columned(lines: Sequence[Sequence[str]]) -> str:
-    """Lines of words as text in aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(word.ljust(width) for word, width in zip(words, widths, strict=True)).rstrip() for words in lines
-    )
-
-
 def _reasons(table: Sequence[Row]) -> list[str]:
     """Why rows have no guarantee, one line a reason."""
     rows_of: dict[str, list[Row]] = {}
@@ -228,9 +214,7 @@ def _percent(share: float) -> str:
 
 
 def _figure(metric: str, mean: float, spread: float, seeds: int) -> str:
-    scale, digits, unit = (100, 2, " %") if metric == "accuracy" else (1, 4, "")
-    deviation = f" ± {scale * spread:.{digits}f}" if seeds > 1 else ""
-    return f"{scale * mean:.{digits}f}{deviation}{unit}"
+    return figure_text(metric, mean, spread if seeds > 1 else None)
 
 
 def _of(row: Row) -> str:

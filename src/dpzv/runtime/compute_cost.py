@@ -13,7 +13,7 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dpzv.data.dataset import Dataset
     from dpzv.protocol.device import Device
 
-__all__ = ["Compute", "Cost", "charge", "charged", "prepare", "work_of"]
+__all__ = ["Compute", "Cost", "charge", "charged", "prepare", "prepare_alike", "work_of"]
 
 REPEATS = 50
 """The most batches of each device that are timed, after a first one that is not."""
@@ -151,19 +151,51 @@ def prepare(
     compute = charge([config for config in cells.values() if config.train.rounds != 0], base, file, watch)
     if compute is None:
         return None
-    at_once = jobs or jobs_that_fit(compute.run_bytes, compute.accelerator_share, len(cells))
-    if not compute.threads:
-        compute = msgspec.structs.replace(compute, threads=max(1, cores() // at_once))
-        _write(file, compute)
+    compute, at_once = _with_threads(compute, file, jobs, len(cells))
     made = []
     for name, config in cells.items():
         rounds = 0
         if config.train.rounds != 0:
             cost = compute.cost(config)
             config, rounds = charged(config, cost.factor), sizes_of(config, cost.D, cost.M).T
-        runtime = msgspec.structs.replace(config.runtime, threads=config.runtime.threads or compute.threads)
-        made.append(Job(name, msgspec.structs.replace(config, runtime=runtime), rounds))
+        made.append(Job(name, _on(config, compute.threads), rounds))
     return made, compute, at_once
+
+
+def prepare_alike(
+    cells: Mapping[str, Config], ceilings: Collection[str], base: Config, out: Path, jobs: int, watch: Watch
+) -> tuple[list[Job], Compute, int] | None:
+    """Like `prepare`, for runs of one method whose virtual time nobody compares: only `base`, the largest, is measured.
+
+    What a batch costs at a device stays as the recipe says. The names in `ceilings` are trained by backpropagation.
+    """
+    from dpzv.runtime.run_plan import sizes_of
+
+    file = out / "compute.json"
+    compute = charge([base], base, file, watch)
+    if compute is None:
+        return None
+    compute, at_once = _with_threads(compute, file, jobs, len(cells))
+    cost, made = compute.cost(base), []
+    for name, config in cells.items():
+        rounds = sizes_of(config, cost.D, len(config.data.devices) or cost.M).T
+        made.append(Job(name, _on(config, compute.threads), rounds, ceiling=name in ceilings))
+    return made, compute, at_once
+
+
+def _with_threads(compute: Compute, file: Path, jobs: int, runs: int) -> tuple[Compute, int]:
+    """The figures with the threads of a run, which are chosen at the first call, and how many runs go on at once."""
+    at_once = jobs or jobs_that_fit(compute.run_bytes, compute.accelerator_share, runs)
+    if not compute.threads:
+        compute = msgspec.structs.replace(compute, threads=max(1, cores() // at_once))
+        _write(file, compute)
+    return compute, at_once
+
+
+def _on(config: Config, threads: int) -> Config:
+    """`config` with these threads, unless it names some itself."""
+    runtime = msgspec.structs.replace(config.runtime, threads=config.runtime.threads or threads)
+    return msgspec.structs.replace(config, runtime=runtime)
 
 
 def _write(file: Path, compute: Compute) -> None:

@@ -41,11 +41,15 @@ GENEROUS = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run of a grid: its name without the hash, its configuration and its T."""
+    """One run of a grid: its name without the hash, its configuration and its T.
+
+    A `ceiling` is no run of the configuration: it trains the same devices and head by backpropagation (`ceiling.py`).
+    """
 
     name: str
     config: Config
     rounds: int
+    ceiling: bool = False
 
     @property
     def key(self) -> str:
@@ -181,14 +185,16 @@ class _Child:
     def start(cls, job: Job, runs: Path) -> Self:
         """Start a run, or resume it where it was begun before."""
         folder, file = runs / job.key, runs / f"{job.key}.toml"
-        if (folder / "config.toml").exists():
-            arguments = ["resume", str(folder)]
+        if (folder / "config.toml").exists() and not job.ceiling:
+            arguments = ["dpzv", "resume", str(folder), "--quiet"]
         else:
             write_atomically(file, configuration.render(job.config).encode())
-            arguments = ["train", str(file), "--out", str(folder)]
+            arguments = ["dpzv", "train", str(file), "--out", str(folder), "--quiet"]
+        if job.ceiling:
+            arguments = ["dpzv.runtime.ceiling", str(file), str(folder)]
         errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the child)
         process = subprocess.Popen(
-            [sys.executable, "-m", "dpzv", *arguments, "--quiet"],
+            [sys.executable, "-m", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,

@@ -16,11 +16,11 @@ import msgspec
 import torch
 
 from dpzv.config import Config
-from dpzv.data.dataset import ServerRecords
+from dpzv.data.dataset import Dataset, ServerRecords
 from dpzv.durable import write_tensors
 from dpzv.methods.refit import Chosen, Refit, refit
 from dpzv.metrics import Metrics
-from dpzv.models.losses import labels_of
+from dpzv.models.losses import labels_of, per_record_loss
 from dpzv.privacy.statement import RunSpent, statement
 from dpzv.protocol.server import Server
 from dpzv.runtime.gate import Gate
@@ -28,7 +28,7 @@ from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.server_head import make_head
 from dpzv.version import VERSION
 
-__all__ = ["Journal", "Meter", "Observer", "Snapshot"]
+__all__ = ["Journal", "Meter", "Observer", "Snapshot", "measured"]
 
 
 class Meter(msgspec.Struct):
@@ -157,16 +157,7 @@ class Journal:
     @torch.no_grad()
     def _measure(self, head: torch.nn.Module, rows: torch.Tensor) -> Metrics:
         """Metrics of `head` on test rows [D_test, K]."""
-        y, output = self._y_test, head(rows)
-        test_loss = float(self._server.method.loss(output, y).mean())
-        if self._records.task == "regression":
-            return Metrics(None, None, test_loss)
-        if self._records.task == "classes":
-            return Metrics(float((output.argmax(dim=1) == y).double().mean()), None, test_loss)
-        score = output.squeeze(1)
-        accuracy = float(((score > 0) == (y > 0.5)).double().mean())
-        both = 0 < float(y.mean()) < 1  # the area is undefined on test records of one class
-        return Metrics(accuracy, _auc(y, score) if both else None, test_loss)
+        return measured(self._records, head(rows), self._y_test)
 
     def _participation(self) -> list[dict[str, Any]]:
         """How much of the run is each device's: its rounds, its rows that were beyond the bound on embeddings, and
@@ -226,6 +217,20 @@ class Journal:
             "versions": {"dpzv": VERSION, "python": platform.python_version(), "torch": str(torch.__version__)},
             "data": {"name": records.name, "records": len(records.y_train), "fingerprint": records.fingerprint},
         }
+
+
+def measured(records: ServerRecords | Dataset, output: torch.Tensor, y: torch.Tensor) -> Metrics:
+    """Metrics of a head's `output` [D_test, n] on the test records, whose labels as the loss takes them are `y`."""
+    task = records.task
+    test_loss = float(per_record_loss(task)(output, y).mean())
+    if task == "regression":
+        return Metrics(None, None, test_loss)
+    if task == "classes":
+        return Metrics(float((output.argmax(dim=1) == y).double().mean()), None, test_loss)
+    score = output.squeeze(1)
+    accuracy = float(((score > 0) == (y > 0.5)).double().mean())
+    both = 0 < float(y.mean()) < 1  # the area is undefined on test records of one class
+    return Metrics(accuracy, _auc(y, score) if both else None, test_loss)
 
 
 def _auc(y: torch.Tensor, score: torch.Tensor) -> float:

@@ -62,4 +62,5 @@ def load_data(config: Config) -> Dataset:
         encoder=asked.encoder,
         tokens=asked.tokens,
         holdout=asked.holdout,
+        devices=asked.devices,
     )
