@@ -42,7 +42,6 @@ from dpzv.protocol.messages import CHUNK
 from dpzv.runtime.device_networks import make_network
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.run_plan import noise_of
-from dpzv.runtime.server_head import load_head
 
 __all__ = ["rows"]
 

@@ -19,7 +19,6 @@ from dpzv.models.final_head import load_head
 from dpzv.models.losses import predictions
 from dpzv.runtime.journal import Snapshot
 from dpzv.runtime.run import run
-from dpzv.runtime.server_head import load_head
 from dpzv.terms import Task
 
 __all__ = ["Federation"]

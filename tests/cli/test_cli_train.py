@@ -39,7 +39,7 @@ def test_a_result_that_is_not_finite_is_no_success(cli: Cli, shown: tuple[str, .
 
 
 def test_each_party_alone_and_wide_untrained_devices_stand_beside_a_run(cli: Cli, tmp_path: Path) -> None:
-    short = ("train.rounds=6", "head.rule=frozen", "head.refit_epochs=1", "devices.embedding=2", "noise.source=seeded")
+    short = ("train.rounds=6", "head.rule=frozen", "head.refit_steps=20", "devices.embedding=2", "noise.source=seeded")
     settings = [word for part in short for word in ("--set", part)]
     done = cli("train", "breast-cancer", *settings, "--beside", "frozen,frozen=5,alone", "--out", "run")
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ SHORT = [
     "runtime.threads=1",
     "train.rounds=6",
     "head.rule=frozen",
-    "head.refit_epochs=2",
+    "head.refit_steps=100",
     "data.devices=[1,3]",
 ]
 SETS = [part for setting in SHORT for part in ("--set", setting)]

@@ -21,7 +21,7 @@ from dpzv.runtime.run import load_data, run, start
 LISTS = {
     "devices": {"embedding": [1, 3, 2, 4], "hidden": 8},
     "train": {"rounds": 6, "B": 128, "lam": [1e-3, 2e-3, 3e-3, 4e-3], "target": [0.5, 0.6]},
-    "head": {"refit_epochs": 1, "steps": 4},
+    "head": {"refit_steps": 20, "steps": 4},
     "noise": {"source": "seeded"},
 }
 
@@ -74,7 +74,7 @@ def test_devices_that_are_not_there_are_refused(devices: list[int]) -> None:
 
 
 def test_backpropagation_learns_more_than_a_head_over_untrained_devices(tmp_path: Path) -> None:
-    short = {"devices": {"embedding": 2}, "head": {"refit_epochs": 4}, "noise": {"source": "seeded"}}
+    short = {"devices": {"embedding": 2}, "head": {"refit_steps": 250}, "noise": {"source": "seeded"}}
     untrained = start(recipe(short, UNTRAINED), tmp_path / "run", lambda snapshot: True, float("inf"))
     config = recipe(short, UNTRAINED, {"privacy": {"epsilon": float("inf")}})
     found = ceiling(config, load_data(config))

@@ -17,11 +17,11 @@ from dpzv.config import Config
 from dpzv.data.columns import of_device
 from dpzv.data.frames import train_and_test
 from dpzv.errors import ConfigError
+from dpzv.models.final_head import load_head
 from dpzv.privacy.label_counts import LabelCounts, frequencies
 from dpzv.privacy.statement import read_ledger
 from dpzv.runtime.run import load_data, resume, start
 from dpzv.runtime.scorecard import scorecard
-from dpzv.runtime.server_head import load_head
 
 SUM = ("head.model=sum", "head.rule=frozen", "head.final=private", "devices.embedding=1", "devices.start=dp-whiten")
 

@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from dpzv.models.head import Head
+from dpzv.models.head import head_of
 from dpzv.models.layers import he, linear_layer
 
 __all__ = ["FinalHead", "load_head"]
@@ -68,8 +68,4 @@ def load_head(weights: Path) -> torch.nn.Module:
     final = weights / "final.safetensors"
     if final.exists():
         return FinalHead.of_state(safetensors.torch.load_file(final))
-    state = safetensors.torch.load_file(weights / "server.safetensors")
-    hidden, inputs = state["hidden.weight"].shape
-    head = Head(inputs, hidden, len(state["out.weight"]), torch.Generator())
-    head.load_state_dict(state)
-    return head
+    return head_of(safetensors.torch.load_file(weights / "server.safetensors"))

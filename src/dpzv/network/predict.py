@@ -26,7 +26,6 @@ from dpzv.protocol.bounds import LARGEST, all_within, within
 from dpzv.protocol.messages import Evaluation
 from dpzv.runtime.assemble_device import codec_of
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.server_head import load_head
 
 __all__ = ["Predictor"]
 

@@ -25,7 +25,6 @@ from dpzv.privacy.statement import RunSpent, statement
 from dpzv.protocol.server import Server
 from dpzv.runtime.gate import Gate
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.server_head import make_head
 from dpzv.version import VERSION
 
 __all__ = ["Journal", "Meter", "Observer", "Snapshot", "measured"]

@@ -1,22 +1,16 @@
-"""The server's head, from a configuration: which kind it is, the base rate at which its outputs start, and that of a
-finished run.
-"""
+"""The server's head, from a configuration: which kind it is, and the base rate at which its outputs start."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
-
-import safetensors.torch
-import torch
 
 from dpzv.config import Config
 from dpzv.data.dataset import ServerRecords
 from dpzv.errors import ConfigError
-from dpzv.models.head import NO_OFFSET, Head, Offset, SumHead, base_offset, head_of, seeded_head
+from dpzv.models.head import NO_OFFSET, Head, Offset, SumHead, base_offset, seeded_head
 from dpzv.privacy.label_counts import frequencies
 
-__all__ = ["check_head", "first_head", "load_head", "make_head"]
+__all__ = ["check_head", "first_head", "make_head"]
 
 
 def make_head(config: Config, inputs: int, outputs: int, stream: str) -> Head:
@@ -65,9 +59,3 @@ def first_head(config: Config, records: ServerRecords, inputs: int, counts: tupl
     head = make_head(config, inputs, records.outputs, "w_0")
     head.shift(offset)
     return head
-
-
-def load_head(weights: Path) -> torch.nn.Module:
-    """The head in a finished run's ``weights/``: the refitted one if there is one, else w_0."""
-    final = weights / "final.safetensors"
-    return head_of(safetensors.torch.load_file(final if final.exists() else weights / "server.safetensors"))
