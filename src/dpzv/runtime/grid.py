@@ -105,9 +105,10 @@ def layered(tree: Tree, settings: Mapping[str, Any], method: str, changes: Seque
     """
     for part in (settings.get("all", {}), settings.get(method, {}), *changes):
         tree = configuration.merge(tree, part)
-    if method and not METHODS[method].several:
+    facts = METHODS.get(method)  # runs of untrained devices are called by a name that is no method
+    if facts and not facts.several:
         tree = configuration.merge(tree, {"train": {"directions": 1}})
-    if method and not METHODS[method].slopes and tree.get("codec", {}).get("name") == "int8":
+    if facts and not facts.slopes and tree.get("codec", {}).get("name") == "int8":
         tree = configuration.merge(tree, {"codec": {"name": "float16"}})
     return tree
 
