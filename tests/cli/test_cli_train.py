@@ -55,6 +55,9 @@ def test_each_party_alone_and_wide_untrained_devices_stand_beside_a_run(cli: Cli
     assert [len(summary["participation"]) for summary in found] == [3, 3, 1, 1, 1, 3]
     narrow, wide = found[0]["payload_bytes"], found[1]["payload_bytes"]
     assert wide * 2 == narrow * 5  # one upload of all records, and nothing else
+    adding = ("--set", "train.rounds=2", "--set", "noise.source=seeded", "--set", "head.refit_steps=4")
+    wide = cli("train", "breast-cancer-sum", *adding, "--beside", "frozen=5", "--out", "sum")
+    assert wide.returncode == 0, wide.stderr  # wide embeddings cannot be added, and have a refitted head
     refused = cli("train", "breast-cancer", "--beside", "frozen=wide", "--out", "none")
     assert refused.returncode == 2
     assert "--beside takes frozen, frozen=WIDTH and alone, got 'frozen=wide'" in refused.stderr

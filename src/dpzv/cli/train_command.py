@@ -101,8 +101,9 @@ def _beside(words: str, tree: Tree, config: Config) -> Iterator[tuple[str, str, 
             raise ConfigError(
                 f"--beside takes frozen, frozen=WIDTH and alone, got '{word}'; e.g. --beside frozen,alone."
             )
-        embedding = {"devices": {"embedding": int(width)}} if equals else {}
-        frozen = configuration.merge(configuration.merge(tree, UNTRAINED), embedding)
+        # a head that only adds takes one number an output, and the refit makes a head of its own
+        wide = {"devices": {"embedding": int(width)}, "head": {"model": "network"}} if equals else {}
+        frozen = configuration.merge(configuration.merge(tree, UNTRAINED), wide)
         name = f"frozen, width {width}" if equals else "frozen devices"
         yield name, f"frozen-{width}" if equals else "frozen", configuration.parse(frozen)
 
