@@ -51,7 +51,7 @@ class Head(nn.Module):
     @torch.no_grad()
     def shift(self, offset: Offset) -> None:
         """Let the outputs start at `offset`."""
-        self.out.bias.add_(torch.tensor(offset.base))
+        self.out.bias.add_(torch.tensor(offset.base, device=self.out.bias.device))
         self.out.weight.mul_(offset.scale)
 
 
