@@ -20,7 +20,8 @@ from dpzv.privacy.noise import ExactNoise
 
 
 def shipped(name: str, **sections: dict[str, Any]) -> Target:
-    """A shipped recipe as a target, with some keys changed."""
+    """A shipped recipe as a target, with some keys changed; the attacks are on releases of one number."""
+    sections = {"train": {"directions": 1}, **sections}
     return target_of(configuration.parse(configuration.merge(recipes.tree(name), sections)), ExactNoise())
 
 
