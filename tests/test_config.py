@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -106,3 +107,15 @@ def test_one_value_or_one_per_device() -> None:
 
 def test_every_default_is_valid() -> None:
     assert parse(BASE) == Config(train=TrainSection(rounds=10))
+
+
+def test_a_recipe_may_be_like_another_one_but_for_some_keys(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('like = "breast-cancer"\n[train]\nB = 300\n[head]\nbase = 0.4\n')
+    mine, other = parse(recipes.tree(str(file))), parse(recipes.tree("breast-cancer"))
+    assert (mine.recipe, mine.train.B, mine.head.base) == (str(file), 300, 0.4)
+    assert mine.train.rounds == other.train.rounds
+    assert mine.data == other.data
+    file.write_text('like = "breast-cance"\n')
+    with pytest.raises(ConfigError, match="breast-cancer"):
+        recipes.tree(str(file))

@@ -152,3 +152,19 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=words):
         run(config_of(*SUM, *assignments), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("epsilon", "short"), [(5, 0.015), (1, 0.05)])
+def test_under_its_claim_it_comes_close_to_logistic_regression(tmp_path: Path, epsilon: int, short: float) -> None:
+    """The recipe as it is shipped, with secret noise; the figures are in docs/results.md."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+
+    tree = configuration.merge(recipes.tree("breast-cancer-sum"), {"privacy": {"epsilon": epsilon}})
+    config = configuration.parse(tree)
+    summary, data = run(config, tmp_path), load_data(config)
+    joined = LogisticRegression(max_iter=10_000).fit(np.hstack(data.x_train), data.y_train)
+    best = roc_auc_score(data.y_test, joined.decision_function(np.hstack(data.x_test)))
+    assert summary["guarantee"] is True
+    assert summary["test_auc"] > best - short
