@@ -154,8 +154,24 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("K", [1, 8])
+def test_the_server_counts_the_records_that_it_clips(tmp_path: Path, K: int) -> None:
+    """At a clip far below all differences nearly every record is clipped, far above them none is."""
+    shares = []
+    for C in (1e-9, 1e3):
+        config = config_of(*SUM, f"privacy.C={C}", f"train.directions={K}")
+        shares.append([one["clipped_share"] for one in run(config, tmp_path / str(C))["participation"]])
+    assert min(shares[0]) > 0.99
+    assert shares[1] == [0, 0, 0]
+    config = config_of(*SUM, "privacy.C=1e-9", f"train.directions={K}")
+    assert start(config, tmp_path / "cut", lambda snapshot: snapshot.t < 5, math.inf) is None
+    again = resume(tmp_path / "cut", lambda snapshot: True, math.inf)
+    assert again is not None
+    assert [one["clipped_share"] for one in again["participation"]] == shares[0]
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize(("epsilon", "short"), [(5, 0.015), (1, 0.05)])
+@pytest.mark.parametrize(("epsilon", "short"), [(5, 0.015), (1, 0.1)])
 def test_under_its_claim_it_comes_close_to_logistic_regression(tmp_path: Path, epsilon: int, short: float) -> None:
     """The recipe as it is shipped, with secret noise; the figures are in docs/results.md."""
     from sklearn.linear_model import LogisticRegression

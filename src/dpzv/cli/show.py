@@ -109,11 +109,12 @@ def _tables(summaries: dict[str, dict[str, Any]], folder: Path) -> None:
 
 
 def _took_part(participation: Sequence[Mapping[str, Any]]) -> None:
-    """Print how many rounds each device took part in, and whose embeddings were beyond the bound."""
+    """Print how many rounds each device took part in, how many of its records were clipped, and what went wrong."""
     parts = []
     for one in participation:
         zeroed = [f"{one['zeroed_rows']} rows beyond the bound on embeddings"] if one["zeroed_rows"] else []
-        notes = zeroed + ["no test embeddings"] * (not one["tested"])
+        clipped = [f"{one['clipped_share']:.1%} of records clipped"] if one["clipped_share"] else []
+        notes = clipped + zeroed + ["no test embeddings"] * (not one["tested"])
         parts.append(f"{one['device']}: {one['rounds']}" + (f" ({', '.join(notes)})" if notes else ""))
     Console().print(f"Rounds of each device: {', '.join(parts)}", highlight=False, markup=False)
     Console().print()

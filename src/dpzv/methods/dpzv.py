@@ -75,12 +75,15 @@ class DpzvServer(ServerRule):
         if self.K == 1:
             f_plus, f_minus = self._loss(asked, h[0], first, lam), self._loss(asked, h[1], first, -lam)
             asked.put(0.5 * h[0] + 0.5 * h[1])
-            clipped = clipped_sum(delta_zo(f_plus, f_minus, lam), self.C, asked.contributes)
-            return Answer(np.array([clipped.total]), clipped.grid, divisor=len(asked.y))
+            difference = delta_zo(f_plus, f_minus, lam)
+            clipped, above = clipped_sum(difference, self.C, asked.contributes), np.abs(difference) > self.C
+            return Answer(np.array([clipped.total]), clipped.grid, len(asked.y), int(np.count_nonzero(above)))
         moved = [self._loss(asked, h_j, first + j, lam) for j, h_j in enumerate(h[1:])]
         f = self._loss(asked, h[0], first, 0.0)
-        totals, grid = clipped_rows(one_sided(moved, f, lam), euclidean_clip(self.C, self.K), asked.contributes)
-        return Answer(totals.sum(axis=0), grid, divisor=len(asked.y))
+        differences, clip = one_sided(moved, f, lam), euclidean_clip(self.C, self.K)
+        totals, grid = clipped_rows(differences, clip, asked.contributes)
+        above = np.linalg.norm(differences, axis=1) > clip
+        return Answer(totals.sum(axis=0), grid, len(asked.y), int(np.count_nonzero(above)))
 
     def _loss(self, asked: Question, h: NDArray[np.float32], number: int, offset: float) -> torch.Tensor:
         """The losses [B] where the asking device's embeddings are `h` and w_0 may be shifted along its direction."""

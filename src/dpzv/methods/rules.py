@@ -43,12 +43,14 @@ class Answer(Struct, frozen=True):
     """What the server would return before its noise: each number is `totals[i] * grid / divisor`.
 
     With a clip `totals` are exact integers in units of `grid`; without one they are float64 and `grid` is 1. `divisor`
-    is B where every number is a mean over the batch, 1 where every number belongs to one record.
+    is B where every number is a mean over the batch, 1 where every number belongs to one record. `clipped` is how many
+    records were above the clip, where a method counts them; it stays at the server, since it has no noise.
     """
 
     totals: NDArray[np.int64] | NDArray[np.float64]
     grid: float
     divisor: int
+    clipped: int = 0
 
 
 class Question(Struct, frozen=True):

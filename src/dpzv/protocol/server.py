@@ -66,6 +66,7 @@ class Server:
         self.times = [0] * len(schedules)  # t_m: the round of the last release device m was sent
         self.delays = Delays()
         self.zeroed = [0] * len(schedules)  # rows of train records beyond the bound, by device, so far
+        self.clipped = [0] * len(schedules)  # records above the clip, by device, over all rounds so far
         self._schedules, self._lams, self._arrays = schedules, lams, method.arrays
         self._checked: dict[int, Embeddings] = {}  # by device: the next batch, once it is known to be well formed
         self._asked: _Asked | None = None
@@ -105,6 +106,7 @@ class Server:
         answer = self.method.answer(Question(t, m, message.position, rows, columns, arrays, y, lam, contributes))
         pending = Pending(t, m, message.position, len(ids), answer.totals, answer.grid, answer.divisor)
         self._asked, self.zeroed[m - 1] = _Asked(pending, ids, rows, y), self.zeroed[m - 1] + beyond
+        self.clipped[m - 1] += answer.clipped
         return pending
 
     def accept(self, release: Release, head_steps: int = 0) -> None:

@@ -38,6 +38,7 @@ class Progress(msgspec.Struct, frozen=True):
     times: list[int]
     delays: Delays
     zeroed: list[int]
+    clipped: list[int]
     clock: list[tuple[float, int]]
     meter: Meter
     seconds: float
@@ -88,7 +89,7 @@ def load(path: Path, server: Server, beside: Simulated | None) -> Progress:
         for name, tensor in _tensors(server, beside).items():
             tensor.copy_(file.get_tensor(name))
     server.t, server.delays, server.zeroed = progress.t, progress.delays, list(progress.zeroed)
-    server.positions, server.times = list(progress.positions), list(progress.times)
+    server.positions, server.times, server.clipped = map(list, (progress.positions, progress.times, progress.clipped))
     if beside is not None:
         for device in beside.devices:
             device.position = progress.positions[device.m - 1]

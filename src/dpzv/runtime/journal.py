@@ -159,14 +159,20 @@ class Journal:
         return measured(self._records, head(rows), self._y_test)
 
     def _participation(self) -> list[dict[str, Any]]:
-        """How much of the run is each device's: its rounds, its rows that were beyond the bound on embeddings, and
-        whether it sent test embeddings; zeros stand in their place if not.
+        """How much of the run is each device's: its rounds, its rows that were beyond the bound on embeddings, the
+        share of its records that were clipped, and whether it sent test embeddings; zeros stand in their place if not.
         """
-        server = self._server
-        names = self._config.network.devices or [f"device {m}" for m in range(1, self._gate.plan.M + 1)]
+        server, plan = self._server, self._gate.plan
+        names = self._config.network.devices or [f"device {m}" for m in range(1, plan.M + 1)]
         return [
-            {"device": name, "rounds": rounds, "zeroed_rows": zeroed, "tested": m in self.tested}
-            for m, (name, rounds, zeroed) in enumerate(zip(names, server.positions, server.zeroed, strict=True), 1)
+            {
+                "device": name,
+                "rounds": server.positions[i],
+                "zeroed_rows": server.zeroed[i],
+                "clipped_share": round(server.clipped[i] / max(1, server.positions[i] * plan.B), 4),
+                "tested": i + 1 in self.tested,
+            }
+            for i, name in enumerate(names)
         ]
 
     def _summary(self, final: Metrics, private: Metrics, virtual_seconds: float) -> dict[str, Any]:

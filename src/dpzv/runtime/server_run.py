@@ -224,6 +224,7 @@ class ServerRun:
             times=server.times,
             delays=server.delays,
             zeroed=server.zeroed,
+            clipped=server.clipped,
             clock=beside.clock.state() if beside else [],
             meter=journal.meter,
             seconds=journal.seconds,
