@@ -27,12 +27,12 @@ from dpzv.methods.steps import Steps
 from dpzv.privacy.noise import SeededNoise
 from dpzv.privacy.statement import read_ledger
 from dpzv.rng import seed_of
-from dpzv.runtime.assemble_server import make_head
 from dpzv.runtime.clock import speeds_of
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.grid import layered
 from dpzv.runtime.run import resume, run, start
 from dpzv.runtime.run_plan import plan_of
+from dpzv.runtime.server_head import make_head
 from dpzv.zo.directions import layout
 
 OPEN = Uplink(math.inf, 0.0, lambda shape, stream: np.zeros(shape))
