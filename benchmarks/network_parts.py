@@ -33,19 +33,20 @@ from dpzv.runtime.server_run import ServerRun
 
 __all__ = ["ROUNDS", "ConstantDevice", "Parts", "config_of", "labels_of", "records", "without_head", "without_work"]
 
-B, K, D, WIDTH, OUTPUTS = 512, 16, 20_000, 16, 10
-ROUNDS = {1: 2000, 7: 4000}
+B, WIDTH, D, COLUMNS, OUTPUTS = 512, 16, 20_000, 16, 10
+ROUNDS = {(1, 1): 2000, (7, 1): 4000, (7, 16): 1000}
+"""The rounds of a run of M devices with K directions a message, by (M, K)."""
 LAM = 1e-3
 
 
-def config_of(M: int, noise: str) -> Config:
-    """A run of M devices whose frames are as large as those of the mnist recipe."""
+def config_of(M: int, K: int, noise: str) -> Config:
+    """A run of M devices with K directions a message, and embeddings of 16 numbers for each of 512 records."""
     names = [f"device-{m}" for m in range(1, M + 1)]
     return configuration.parse(
         {
             "data": {"name": "digits", "holdout": 0.01},
-            "devices": {"embedding": K},
-            "train": {"rounds": ROUNDS[M], "B": B, "lam": LAM, "eval_every": 10**9},
+            "devices": {"embedding": WIDTH},
+            "train": {"rounds": ROUNDS[M, K], "directions": K, "B": B, "lam": LAM, "eval_every": 10**9},
             "head": {"rule": "frozen", "final": "private"},
             "noise": {"source": noise},
             "network": {"devices": names},
@@ -57,7 +58,7 @@ def config_of(M: int, noise: str) -> Config:
 def records(m: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Ids that all parties share, and random features of party `m`."""
     hashes = np.random.default_rng(0).integers(0, 256, (D, 16), dtype=np.uint8)
-    return hashes, np.random.default_rng(m).standard_normal((D, WIDTH), dtype=np.float32)
+    return hashes, np.random.default_rng(m).standard_normal((D, COLUMNS), dtype=np.float32)
 
 
 def labels_of() -> LabelRecords:
@@ -68,14 +69,14 @@ def labels_of() -> LabelRecords:
 class _ConstantRule(rules.DeviceRule):
     """Sends the same embeddings whatever the batch is, and moves the weights like the rule that it replaces.
 
-    It always moves along the first direction: the length of a new direction is found when the network is evaluated,
+    It always moves along the first directions: the length of a new direction is found when the network is evaluated,
     which is not done here.
     """
 
     def __init__(self, rule: rules.DeviceRule) -> None:
         vars(self).update(vars(rule))  # the first fill and evaluations are the rule's own
         self._rule = rule
-        self._h = torch.zeros(B, K), torch.ones(B, K)
+        self._h = tuple(torch.full((B, WIDTH), float(j)) for j in range(max(2, self._K + 1)))
 
     def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
         return self._h
@@ -105,7 +106,7 @@ def without_head(server: Server) -> None:
 
 def without_work(run: ServerRun) -> None:
     """Take everything out of the rounds but frames, turns and sending: no sum, no table, no noise, no ledger."""
-    server, nothing = run.server, np.zeros(1)
+    server, nothing = run.server, np.zeros(run.plan.directions)
 
     def ask(message: Embeddings, contributes: None) -> Pending:
         return Pending(server.t + 1, message.m, message.position, B, nothing, 1.0, B)
@@ -141,8 +142,8 @@ class ConstantDevice(Conversation):
 class Parts:
     """The parts of a round, one after the other in this process, without a network: median seconds each."""
 
-    def __init__(self, M: int, noise: str, folder: Path, stack: ExitStack) -> None:
-        config, labels = config_of(M, noise), labels_of()
+    def __init__(self, case: tuple[int, int], noise: str, folder: Path, stack: ExitStack) -> None:
+        config, labels, M = config_of(*case, noise), labels_of(), case[0]
         alignment = AlignmentState(folder, labels, M, config.data.holdout, B)
         for m in range(1, M + 1):
             alignment.take(m, labels.hashes, "")

@@ -23,7 +23,7 @@ from dpzv.errors import ConfigError, PeerError
 from dpzv.methods.dpzv import DpzvDevice
 from dpzv.methods.heads import HeadParts, make_head_rule
 from dpzv.methods.rules import Question, Uplink, make_device_rule, make_server_rule
-from dpzv.methods.steps import Steps
+from dpzv.methods.steps import Directions, Steps
 from dpzv.privacy.noise import SeededNoise
 from dpzv.privacy.statement import read_ledger
 from dpzv.rng import seed_of
@@ -209,3 +209,13 @@ def test_a_comparison_leaves_out_what_a_rival_has_not() -> None:
 def test_the_clock_charges_one_evaluation_more_than_there_are_directions() -> None:
     seconds = [speeds_of(config_of("train.rounds=1", f"train.directions={K}"), 4)[0].compute for K in (1, 2, 16)]
     assert seconds == pytest.approx([seconds[0], 1.5 * seconds[0], 8.5 * seconds[0]])
+
+
+def test_the_directions_of_a_batch_are_kept_only_for_a_small_network() -> None:
+    """For the step that follows; a large network keeps the last one alone, so that K directions need no more memory."""
+    small, large = (Directions(torch.nn.Linear(size, size), 0, "direction", 1, K=4) for size in (8, 520))
+    for directions, kept in ((small, True), (large, False)):
+        first = [directions(number) for number in range(4)]
+        assert [directions(number) is one for number, one in enumerate(first)] == [kept] * 4
+        assert directions(4) is directions(4)
+        assert directions(0) is not first[0]

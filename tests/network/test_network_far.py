@@ -121,8 +121,23 @@ def test_a_slow_line_carries_a_large_table(tmp_path: Path) -> None:
     assert log.count("is here") == len(NAMES), log
 
 
-def _finishes(relay: Relay, folder: Path, T: int, *changes: str, seconds: float) -> None:
-    """Run server and devices, each in its namespace, to their end, and compare with the run of one process."""
+@pytest.mark.soak
+def test_sixteen_directions_bring_far_parties_ten_times_the_scalars(tmp_path: Path) -> None:
+    """A round waits for the line whatever it carries; slopes of 8 bits keep a batch within a few packets."""
+    scalars = {}
+    for K, codec in ((1, "float32"), (16, "int8")):
+        (tmp_path / str(K)).mkdir()
+        with Relay(list(PARTIES.values()), delay=DELAY, loss=LOSS, seed=3) as relay:
+            changes = f"train.directions={K}", f"codec.name={codec}"
+            scalars[K] = K * _finishes(relay, tmp_path / str(K), 400, *changes, seconds=200)
+    assert scalars[16] >= 10 * scalars[1]
+
+
+def _finishes(relay: Relay, folder: Path, T: int, *changes: str, seconds: float) -> float:
+    """Run server and devices, each in its namespace, to their end, and compare with the run of one process.
+
+    Returns rounds per second.
+    """
     settings = (*SETTINGS, f"train.rounds={T}", f"train.eval_every={T}", *changes)
     _issue(folder)
     far = round_trip(relay.namespaces[1], relay.namespaces[0])
@@ -141,11 +156,13 @@ def _finishes(relay: Relay, folder: Path, T: int, *changes: str, seconds: float)
     assert relay.carried - before > 4 * T  # every round's embeddings are several packets, and went this way
     first, *_, last = [json.loads(line) for line in (server / "metrics.jsonl").read_text().splitlines()]
     log = (folder / "server.log").read_text()
+    rate = float(T / (last["seconds"] - first["seconds"]))
     print(
-        f"\n{T} rounds, {' '.join(changes) or 'arrival'}: {T / (last['seconds'] - first['seconds']):.1f} rounds/s, "
+        f"\n{T} rounds, {' '.join(changes) or 'arrival'}: {rate:.1f} rounds/s, "
         f"{1000 * far:.0f} ms round trip, {relay.dropped} of {relay.carried + relay.dropped} packets dropped, "
         f"{log.count('is here') - len(NAMES)} reconnections"
     )
+    return rate
 
 
 def _issue(folder: Path) -> None:

@@ -286,3 +286,21 @@ def test_seeded_coins_and_generators_repeat_by_name() -> None:
     np.testing.assert_array_equal(sample(a, 1000, 0.2, 4), sample(b, 1000, 0.2, 4))
     assert not np.array_equal(sample(a, 1000, 0.2, 4), sample(a, 1000, 0.2, 5))
     assert a.generator("h").random() == b.generator("h").random() != a.generator("i").random()
+
+
+@pytest.mark.parametrize("source", [SeededNoise(5), ExactNoise()], ids=["seeded", "exact"])
+def test_the_numbers_of_a_release_have_independent_noise_of_one_size(source: NoiseSource) -> None:
+    """Each has its own variance and no correlation with the others, or with those of the next release."""
+    K, n = 5, 800
+    means = np.arange(K) << 30
+    drawn = (
+        np.array([source.release(means, grid=2.0**-32, divisor=3, sigma_dp=SIGMA, t=t, m=1) for t in range(n)])
+        - np.arange(K) / 12
+    )
+    for values in drawn.T:
+        assert variance_accepted(values, SIGMA)
+    unit = drawn / SIGMA
+    bound = 6 / np.sqrt(n)
+    assert np.abs(unit.T @ unit / n - np.eye(K)).max() < 1.5 * bound
+    assert np.abs(unit[1:].T @ unit[:-1] / n).max() < bound
+    assert len(np.unique(drawn)) == K * n  # no value is used twice, also across blocks that are drawn ahead

@@ -91,6 +91,26 @@ def test_noise_falls_with_epsilon_and_grows_with_participations(epsilon: float, 
     assert plan_of(epsilon=epsilon, participations=P, delta_dp=1e-7).sigma_dp > sigma
 
 
+@pytest.mark.parametrize("neighbours", ["replace-one", "zero-out"])
+def test_several_directions_cost_what_one_number_with_the_euclidean_clip_costs(neighbours: Any) -> None:
+    """The same noise and the same mu a message; only the distance of noise on integers counts every number."""
+    K, wanted = 16, asked(C=0.5, T=40, participations=4, neighbours=neighbours)
+    plan = make_plan(msgspec.structs.replace(wanted, directions=K))
+    alone = make_plan(msgspec.structs.replace(wanted, C=0.5 * 4))
+    assert plan.clip == alone.C == 2.0
+    assert plan.sigma_dp == pytest.approx(alone.sigma_dp, rel=1e-9)
+    events = [made.event(t=1, m=1, position=0, B=made.B) for made in (plan, alone)]
+    assert unit_mu(events[0]) == pytest.approx(unit_mu(events[1]), rel=1e-9)
+    assert events[0].C == 2.0
+    distances = [made.events[0].lattice() for made in (plan, alone)]
+    assert distances[0] == pytest.approx(K * distances[1], rel=1e-9)
+    # K messages of one number with the same clip for each need the same noise
+    single = make_plan(msgspec.structs.replace(wanted, T=K * 40, participations=K * 4))
+    assert plan.sigma_dp == pytest.approx(single.sigma_dp, rel=1e-9)
+    with pytest.raises(ConfigError, match=r"has one direction a message, got train\.directions=16"):
+        make_plan(msgspec.structs.replace(wanted, directions=K, method="zoo-vfl"))
+
+
 def test_both_epsilons_of_releases_alone() -> None:
     mu = mu_of(1.0, 1e-6)
     one, out = plan_of(), plan_of(neighbours="zero-out")

@@ -120,7 +120,7 @@ class DeviceRule(ABC):
         self.velocity: list[torch.Tensor] = still(network) if steps.momentum else []
         self._m, self._seed, self._lam, self._steps, self._uplink = m, seed, lam, steps, uplink
         self._K = steps.K
-        self._u = Directions(network, seed, "direction", m)  # the stream's name is a format
+        self._u = Directions(network, seed, "direction", m, K=steps.K)  # the stream's name is a format
 
     @abstractmethod
     def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
