@@ -52,6 +52,7 @@ from dpzv.network.grpc_transport import GrpcConnector, GrpcListener, GrpcStream
 from dpzv.network.keyfiles import Credentials, create_authority, issue_party
 from dpzv.network.server_party import ServerParty
 from dpzv.network.transport import Stream
+from dpzv.network.wire import PART
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.server_run import ServerRun
 
@@ -107,11 +108,12 @@ async def _take_part(asked: _Slice, m: int) -> None:
         talk.without_work = asked.without_work
         await party.run(connector)
         return
-    frame = secrets.token_bytes(asked.up)
+    frame = [secrets.token_bytes(min(PART, asked.up - start)) for start in range(0, asked.up, PART)]
     async with connector.connect() as stream:
         with suppress(grpc.aio.AioRpcError):
             while True:
-                await stream.raw.write(frame)
+                for part in frame:
+                    await stream.raw.write(part)
                 if len(await stream.raw.read()) == 1:
                     break
 
@@ -131,19 +133,22 @@ def _devices(orders: Connection) -> None:
 class _Echo:
     """The least that any server over this link does: read a frame, send another."""
 
-    def __init__(self, total: int, down: int) -> None:
+    def __init__(self, total: int, up: int, down: int) -> None:
         self.rounds, self._total, self._answer = 0, total, secrets.token_bytes(down)
+        self._parts = -(-up // PART)  # as the transport cuts long frames
 
     async def talk(self, served: Stream) -> None:
         """One device; it is told by a frame of one byte that all frames are echoed."""
         assert isinstance(served, GrpcStream)
         stream = served.raw
         while self.rounds < self._total:
-            if await stream.read() is grpc.aio.EOF:
-                return
+            for _ in range(self._parts):
+                if await stream.read() is grpc.aio.EOF:
+                    return
             self.rounds += 1
             await stream.write(self._answer)
-        await stream.read()
+        for _ in range(self._parts):
+            await stream.read()
         await stream.write(b".")
 
     async def run(self, listener: GrpcListener, finished: asyncio.Event) -> None:
@@ -185,7 +190,7 @@ class _Parties:
             server.without_work = way == "without work"
             serving: asyncio.Task[Any] = asyncio.create_task(server.run(listener))
         else:
-            server = _Echo(ROUNDS[self._case], down)
+            server = _Echo(ROUNDS[self._case], up, down)
             serving = asyncio.create_task(server.run(listener, finished))
         while not listener.port:
             if serving.done():
