@@ -125,7 +125,7 @@ def test_without_caps_nobody_is_past(tmp_path: Path, changes: dict[str, Any]) ->
     [
         ({"sigma_dp": 1e-3}, "sigma_dp"),
         ({"sigma_dp": 0.0}, "sigma_dp"),
-        ({"C": 2.0}, "C=2"),
+        ({"C": 2.0}, "clip 2"),
         ({"B": 4}, "B=4"),
         ({"t": 2}, "once"),
         ({"t": 1}, "once"),
