@@ -164,7 +164,7 @@ class RuntimeSection(Section, frozen=True):
 
     kind: Literal["simulate", "network"] = "simulate"
     accelerator: Literal["cpu", "cuda"] = "cpu"
-    threads: int = 0  # 0: as many as the machine has cores
+    threads: int = 0  # 0: one for linear and mlp devices, whose operations are short; else as many as there are cores
     checkpoint_seconds: float = 30.0  # between two checkpoints; what a crash may cost
 
 

@@ -29,6 +29,9 @@ HELD_OUT = 10
 SPEEDS = ("devices.bandwidth", "devices.compute", "devices.latency")
 """The keys of the section `devices` that `fit` accepts; the others describe networks, which are given here."""
 
+LARGE = 50_000
+"""Weights beyond which several threads surely help a network."""
+
 
 class Federation:
     """Devices with their networks and features, a server with the labels.
@@ -86,7 +89,7 @@ class Federation:
                 "a federation is fitted once, since the budgets of two runs over the same records add up, got a "
                 "second fit; make a new one with untrained networks."
             )
-        config = configuration.parse(_tree(settings))
+        config = configuration.parse(_tree(settings, self._networks))
 
         def observe(snapshot: Snapshot) -> bool:
             self._begun = True
@@ -160,9 +163,11 @@ def _refuse_shared(networks: Sequence[torch.nn.Module]) -> None:
                 )
 
 
-def _tree(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration tree of a run over given networks and arrays."""
+def _tree(settings: Mapping[str, Any], networks: Sequence[torch.nn.Module]) -> dict[str, Any]:
+    """The configuration tree of a run over given networks and arrays; large networks get all threads of torch."""
     tree: dict[str, Any] = {"recipe": "python", "data": {"name": "arrays"}, "devices": {"start": "weights"}}
+    if any(sum(w.numel() for w in network.parameters()) > LARGE for network in networks):
+        tree["runtime"] = {"threads": torch.get_num_threads()}
     refused = set(configuration.keys()) - set(SPEEDS)
     for key, value in settings.items():
         section, _, field = key.partition(".")

@@ -39,10 +39,14 @@ class NetworkRequest:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A kind of device network: ``module:function`` below `dpzv.models` that makes it, and the starts it may have."""
+    """A kind of device network: ``module:function`` below `dpzv.models` that makes it, and the starts it may have.
+
+    `small` says that its operations are so short that several threads take longer for them than one.
+    """
 
     maker: str
     starts: tuple[StartName, ...]
+    small: bool = False
 
     def make(self, wanted: NetworkRequest) -> torch.nn.Module:
         """The network with the start that its maker gives it; starts from data or weights are put in afterwards."""
@@ -52,8 +56,8 @@ class Model:
 
 
 MODELS = {
-    "linear": Model("dense:make_linear", ("random", "weights", "pca", "dp-pca", "whiten", "dp-whiten")),
-    "mlp": Model("dense:make_mlp", ("random", "weights")),
+    "linear": Model("dense:make_linear", ("random", "weights", "pca", "dp-pca", "whiten", "dp-whiten"), small=True),
+    "mlp": Model("dense:make_mlp", ("random", "weights"), small=True),
     "cnn": Model("gabor:make_strip", ("random", "weights", "gabor")),
     "cnn4": Model("gabor:make_patch", ("random", "weights", "gabor")),
     "resnet18": Model("resnet:make_resnet", ("random", "weights")),

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 Matrix = NDArray[np.float64]
-RIDGE = 0.1
+RIDGE = 1.0
 """What whitening adds to every variance, in units of the mean variance, so that columns that hardly vary do not become
 large. It is a public constant."""
 

@@ -15,7 +15,7 @@ from dpzv.network.arrivals import open_run
 from dpzv.network.aside import aside
 from dpzv.network.greeting import hashed_ids
 from dpzv.network.transport import Peer
-from dpzv.runtime.assemble_device import accelerator_of
+from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.server_run import ServerRun
 

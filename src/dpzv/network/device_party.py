@@ -23,7 +23,7 @@ from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.transport import GOODBYE_SECONDS, LONGEST_PAUSE, Connector, LinkLost, Stream, last_word
 from dpzv.network.wire import ListPiece, Stop, pack, shown, unpack
-from dpzv.runtime.assemble_device import accelerator_of
+from dpzv.runtime.accelerator import accelerator_of
 
 __all__ = ["DeviceParty"]
 

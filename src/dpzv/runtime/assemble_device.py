@@ -19,7 +19,7 @@ from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
 from dpzv.runtime.run_plan import Sizes
 
-__all__ = ["accelerator_of", "codec_of", "make_device", "schedules_of", "uplink_of"]
+__all__ = ["codec_of", "make_device", "schedules_of", "uplink_of"]
 
 
 def make_device(
@@ -32,7 +32,7 @@ def make_device(
     uplink: Uplink,
 ) -> tuple[Device, int]:
     """Device m, ready for round 1, and the width of its embeddings."""
-    accelerator, i = accelerator_of(config), m - 1
+    accelerator, i = config.runtime.accelerator, m - 1
     network.to(accelerator).eval()
     x_train = x_train.to(accelerator)
     width = require_rowwise(network, x_train[: max(sizes.B, 2)], name=f"device {m}")
@@ -74,20 +74,6 @@ def codec_of(config: Config, m: int, M: int) -> Codec:
         per_record=facts.per_record,
         seed=train.seed,
     )
-
-
-def accelerator_of(config: Config) -> str:
-    """The run's accelerator, which must be there; also prepares torch for it and sets the number of threads."""
-    name = config.runtime.accelerator
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("runtime.accelerator is 'cuda', but torch finds no CUDA device; use 'cpu'.")
-    if name == "cuda":
-        # torch rounds the inputs of convolutions to 11 bits by default; the difference of two nearly equal
-        # losses needs all 24
-        torch.backends.cudnn.allow_tf32 = False
-    if config.runtime.threads:
-        torch.set_num_threads(config.runtime.threads)
-    return name
 
 
 def uplink_of(config: Config, plan: PrivacyPlan | None, noise: NoiseSource) -> Uplink:

@@ -21,7 +21,7 @@ from dpzv.durable import make_folder, write_atomically
 from dpzv.errors import DpzvError
 from dpzv.models.losses import labels_of, per_record_loss
 from dpzv.rng import torch_generator
-from dpzv.runtime.assemble_device import accelerator_of
+from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.journal import measured
 from dpzv.runtime.run import load_data

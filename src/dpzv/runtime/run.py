@@ -10,6 +10,7 @@ from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data import catalogue
 from dpzv.data.dataset import Dataset, check
+from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.device_networks import Networks, make_networks
 from dpzv.runtime.journal import Observer
 from dpzv.runtime.run_folder import RunFolder
@@ -30,6 +31,7 @@ def resume(path: Path, observe: Observer, max_seconds: float) -> dict[str, Any] 
     if folder.finished:
         return folder.read_summary()
     config = folder.config()
+    accelerator_of(config)  # refuses one that is not there
     data = load_data(config)
     simulation = Simulation(config, data, partial(make_networks, config, data), path)
     with simulation.opened(folder):
@@ -46,6 +48,7 @@ def run(
 ) -> dict[str, Any] | None:
     """Run `config` on any data and networks, in the new folder `path`."""
     check(data)
+    accelerator_of(config)  # refuses one that is not there
     simulation = Simulation(config, data, networks)  # refuses before anything is written
     folder = RunFolder.create(path, configuration.render(config))
     with simulation.opened(folder):

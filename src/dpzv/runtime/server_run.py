@@ -24,7 +24,7 @@ from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.protocol.messages import CHUNK, Embeddings, Evaluation, Fill, Pending, Release
 from dpzv.runtime import checkpoint
-from dpzv.runtime.assemble_device import accelerator_of, codec_of, schedules_of
+from dpzv.runtime.assemble_device import codec_of, schedules_of
 from dpzv.runtime.assemble_server import check_head, make_server
 from dpzv.runtime.journal import Journal
 from dpzv.runtime.opening import open_gate
@@ -80,7 +80,6 @@ class ServerRun:
         # for each device the rounds of its releases, as far as round `_indexed` of the ledger; see `_rounds_of`
         self._rounds, self._indexed = [array("q") for _ in range(plan.M)], -1
         self.schedules = schedules_of(config, plan)
-        accelerator_of(config)  # refuses one that is not there
         with ExitStack() as stack:
             self.gate = open_gate(config, records, plan, noise, folder, self.schedules)
             self.ledger, self.plan = stack.enter_context(self.gate.ledger), self.gate.plan
