@@ -1,4 +1,4 @@
-"""Head steps at the gate: paid for before they are taken, and little of them at stake in a crash."""
+"""The gate: it releases what was planned. Head steps are paid for first, and few are at stake in a crash."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.data import catalogue
+from dpzv.errors import PrivacyRefused
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
 from dpzv.privacy.planning import make_plan
+from dpzv.protocol.messages import Pending
 from dpzv.runtime import checkpoint
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.gate import BLOCK, SHARE, Gate
@@ -23,7 +26,7 @@ from tests.plans import asked
 D, B, T = 400, 20, 300
 
 
-def gate_of(folder: Path, steps: int, noise: NoiseSource, *, again: bool = False) -> Gate:
+def gate_of(folder: Path, steps: int, noise: NoiseSource, *, again: bool = False, directions: int = 1) -> Gate:
     """A gate on a new ledger for `steps` head steps in T rounds, or on the one that is there."""
     plan = make_plan(
         asked(
@@ -35,6 +38,7 @@ def gate_of(folder: Path, steps: int, noise: NoiseSource, *, again: bool = False
             head_batch=D,
             head_steps=steps,
             head_share=0.4,
+            directions=directions,
         )
     )
     make = Ledger.open if again else Ledger.create
@@ -83,6 +87,26 @@ def test_steps_whose_noise_is_repeated_are_never_at_stake(tmp_path: Path) -> Non
     with gate.ledger:
         assert sum(gate.head_steps(t) for t in range(1, 200)) > 60
         assert gate.at_stake == 0
+
+
+@pytest.mark.parametrize(
+    ("numbers", "divisor", "told"),
+    [
+        (1, B, "messages of K=3 numbers, got 1; release what was planned"),
+        (4, B, "messages of K=3 numbers, got 4"),
+        (3, 1, "got numbers divided by 1; release what was planned"),
+    ],
+)
+def test_only_what_was_planned_is_released(numbers: int, divisor: int, told: str, tmp_path: Path) -> None:
+    """More numbers than K, fewer, or other than means over the batch; nothing of it is counted."""
+    gate = gate_of(tmp_path, 100, ExactNoise(), directions=3)
+    planned = Pending(1, 1, 0, B, np.zeros(3, np.int64), gate.plan.clip / 2**40, B)
+    with gate.ledger as ledger:
+        with pytest.raises(PrivacyRefused, match=told):
+            gate.submit(replace(planned, totals=np.zeros(numbers, np.int64), divisor=divisor), b"frame")
+        assert (ledger.releases, ledger.unit_mu_squared) == (0, 0)
+        assert gate.submit(planned, b"frame").Delta.shape == (3,)
+        assert ledger.releases == 1
 
 
 @pytest.mark.parametrize(("source", "least", "most"), [("exact", 50, 60), ("seeded", 2, 4)])

@@ -6,6 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from dpzv.declarations import method_facts
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.label_counts import LabelCounts
@@ -29,6 +30,7 @@ class Gate:
         self.plan: PrivacyPlan = ledger.plan
         self.ledger, self._noise = ledger, noise
         self._planned = self.plan.event(t=0, m=0, position=0, B=self.plan.B)  # a round puts its own numbers in
+        self._several = bool(method_facts(self.plan.method).several)  # methods whose answers have K numbers
         self._steps = [event for event in self.plan.events if isinstance(event, HeadSteps)]  # all planned, in one event
         # head steps paid for: so far, and when the head was last in a checkpoint
         self._paid = self._kept = ledger.head_steps
@@ -48,7 +50,8 @@ class Gate:
     def submit(self, pending: Pending, frame_xxh3: bytes) -> Release:
         """As `release`, but the value may be sent only once `ledger.wait(t)` has returned.
 
-        The ledger refuses a batch of another size than the schedule's, and the gate a divisor other than the plan's.
+        The ledger refuses a batch of another size than the schedule's, and the gate a divisor or a number of totals
+        other than the plan's.
         """
         plan, ledger = self.plan, self.ledger
         t, m, position, B = pending.t, pending.m, pending.position, pending.B
@@ -56,6 +59,11 @@ class Gate:
             raise PrivacyRefused(
                 f"the plan is for means over {B} records or for numbers of single records, got numbers divided by "
                 f"{pending.divisor}; release what was planned."
+            )
+        if self._several and len(pending.totals) != plan.directions:
+            raise PrivacyRefused(
+                f"the plan is for messages of K={plan.directions} numbers, got {len(pending.totals)}; release what was "
+                "planned."
             )
         Delta = ledger.stored(t, frame_xxh3) if t <= ledger.last_t else None
         if Delta is None:
