@@ -15,13 +15,22 @@ from dpzv.privacy.noise import ExactNoise, NoiseSource
 SEED = 7
 
 
-def target(noise: NoiseSource | None = None, *, epsilon: float = 1.0, q: float = 0.1, **head: Any) -> Target:
+def target(
+    noise: NoiseSource | None = None,
+    *,
+    epsilon: float = 1.0,
+    q: float = 0.1,
+    K: int = 1,
+    codec: str = "float32",
+    **head: Any,
+) -> Target:
     """One device with embeddings of four numbers and a binary label; the head is frozen unless `head` says else."""
     tree = {
-        "train": {"rounds": 100, "seed": SEED},
+        "train": {"rounds": 100, "seed": SEED, "directions": K},
         "devices": {"embedding": 4},
         "head": {"rule": "frozen", **head},
         "privacy": {"epsilon": epsilon},
+        "codec": {"name": codec},
     }
     return Target(configuration.parse(tree), noise or ExactNoise(), "binary", 2, 1, q)
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from attack_targets import strategy, target
+from scipy.special import ndtri
+from tests.plans import cost_of
 from typer.testing import CliRunner
 
 from dpzv import config as configuration
 from dpzv import recipes
-from dpzv.attacks.audit import CONFIDENCE, STRATEGIES, attack, audit
+from dpzv.attacks.audit import CONFIDENCE, STRATEGIES, Strategy, attack, audit, strategies
+from dpzv.attacks.bound import Evidence
 from dpzv.attacks.target import Target, target_of
 from dpzv.cli.audit_command import audit as command
 from dpzv.errors import ConfigError, DpzvError, PrivacyRefused
+from dpzv.privacy.gdp import epsilon_of
 from dpzv.privacy.noise import ExactNoise
 
 
@@ -23,6 +28,14 @@ def shipped(name: str, **sections: dict[str, Any]) -> Target:
     """A shipped recipe as a target, with some keys changed; the attacks are on releases of one number."""
     sections = {"train": {"directions": 1}, **sections}
     return target_of(configuration.parse(configuration.merge(recipes.tree(name), sections)), ExactNoise())
+
+
+def never_wrong(attacked: Target, n: int) -> Evidence:
+    """Scores that tell the two worlds apart in every run."""
+    return Evidence(np.full(n, -1.0), np.full(n, 1.0), 0.0, cost_of(releases=0.25), 1e-5, 1.0)
+
+
+APART = Strategy(name="never-wrong", catches="everything", play=never_wrong, most=50)
 
 
 def tight(trials: int, epsilon: float) -> float:
@@ -37,7 +50,9 @@ def tight(trials: int, epsilon: float) -> float:
 def test_every_shipped_recipe_stays_below_its_claim(name: str) -> None:
     attacked = shipped(name)
     outcome = audit(attacked, 20, lambda finding: None)
-    applies = [s.name for s in STRATEGIES if s.head in ("", attacked.config.head.rule)]
+    applies = [
+        s.name for s in strategies(attacked.config.train.directions) if s.head in ("", attacked.config.head.rule)
+    ]
     assert [finding.strategy for finding in outcome.findings] == applies
     assert not outcome.above
     assert outcome.claim == attacked.config.privacy.epsilon
@@ -64,9 +79,14 @@ def test_the_tight_case_at_epsilon_one_in_1e5_runs() -> None:
     assert tight(100_000, epsilon=1.0) >= 0.8
 
 
-def test_the_confidence_is_shared_between_all_strategies() -> None:
+def test_the_confidence_is_shared_between_all_strategies_for_this_many_directions() -> None:
     assert CONFIDENCE == 0.9999
-    assert len({s.name for s in STRATEGIES}) == len(STRATEGIES) == 7
+    assert len({s.name for s in STRATEGIES}) == len(STRATEGIES) == 8
+    assert [len(strategies(K)) for K in (1, 2, 32)] == [7, 8, 8]
+    for K, share in ((1, 7), (2, 8)):
+        # no errors in n runs: the bound of each rate solves (1 - rate)^n = alpha/2
+        rate = 1 - ((1 - CONFIDENCE) / share / 2) ** (1 / 50)
+        assert attack(target(K=K), APART, 50).lower_bound == pytest.approx(epsilon_of(-2 * ndtri(rate), 1e-5))
 
 
 @pytest.mark.parametrize(

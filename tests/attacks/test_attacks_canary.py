@@ -15,7 +15,7 @@ from scipy.stats import binom, norm
 
 from dpzv import config as configuration
 from dpzv import recipes
-from dpzv.attacks.audit import CONFIDENCE, STRATEGIES, attack
+from dpzv.attacks.audit import CONFIDENCE, attack, strategies
 from dpzv.attacks.strategies import FEW
 from dpzv.attacks.target import Target, target_of
 from dpzv.privacy.noise import ExactNoise, NoiseSource, Totals
@@ -60,7 +60,7 @@ def chances(devices: int, trials: int, bar: float) -> tuple[float, float]:
         unit = machine.plan.C / (machine.plan.B * machine.plan.sigma_dp)  # of one device's release
     claimed = 2 * math.sqrt(target.M) * unit
     errors = np.arange(trials + 1)
-    alpha = (1 - CONFIDENCE) / len(STRATEGIES) / 2  # of one world
+    alpha = (1 - CONFIDENCE) / len(strategies(1)) / 2  # of one world
     bound = np.append(betainccinv(errors[:-1] + 1, trials - errors[:-1], alpha), 1.0)
     share = -ndtri(bound) / claimed  # a world's part of the share shown; it falls with the errors
     law = binom(trials, norm.sf(devices / math.sqrt(target.M) * unit))

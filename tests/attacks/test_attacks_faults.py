@@ -66,7 +66,7 @@ class OneSided(DpzvServer):
 
 def one_sided(machine: Machine) -> None:
     rule = machine.run.server.method
-    machine.run.server.method = OneSided(rule.facts, rule.head_rule, rule.loss, rule.C, rule.q, rule.seed)
+    machine.run.server.method = OneSided(rule.facts, rule.head_rule, rule.loss, rule.C, rule.q, rule.seed, rule.K)
 
 
 def test_a_one_sided_clip_is_found_by_strongly_negative_differences() -> None:
@@ -79,7 +79,7 @@ def un_noised_head(machine: Machine) -> None:
     rule = machine.run.server.method
     steps = Steps(eta=1e-3, momentum=0.0, schedule="constant", T=1)
     moving = OwnSGD(HeadParts(head=rule.head, loss=rule.loss, steps=steps, seed=SEED, lam=1.0))
-    machine.run.server.method = DpzvServer(rule.facts, moving, rule.loss, rule.C, rule.q, rule.seed)
+    machine.run.server.method = DpzvServer(rule.facts, moving, rule.loss, rule.C, rule.q, rule.seed, rule.K)
 
 
 def test_an_un_noised_head_is_found_by_a_huge_embedding() -> None:

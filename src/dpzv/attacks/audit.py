@@ -8,11 +8,19 @@ import msgspec
 
 from dpzv.attacks.bound import Evidence, epsilon_bound
 from dpzv.attacks.seeds import known_seeds
-from dpzv.attacks.strategies import filled_rows, huge_embedding, matched_filter, negative, repeated_id, shared_scale
+from dpzv.attacks.strategies import (
+    filled_rows,
+    huge_embedding,
+    last_direction,
+    matched_filter,
+    negative,
+    repeated_id,
+    shared_scale,
+)
 from dpzv.attacks.target import Target
 from dpzv.validate import whole
 
-__all__ = ["CONFIDENCE", "STRATEGIES", "Audit", "Finding", "Strategy", "attack", "audit"]
+__all__ = ["CONFIDENCE", "STRATEGIES", "Audit", "Finding", "Strategy", "attack", "audit", "strategies"]
 
 CONFIDENCE = 0.9999
 """The confidence of the whole audit. At 95 %, one correct build in twenty would fail."""
@@ -21,7 +29,8 @@ CONFIDENCE = 0.9999
 class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     """A named attack. `most` bounds its runs per world where more would show nothing new.
 
-    `head` names the only head rule to which it applies; if it is empty, it applies to all of them.
+    `head` names the only head rule to which it applies; if it is empty, it applies to all of them. `directions` is the
+    least number of directions a message to which it applies.
     """
 
     name: str
@@ -29,6 +38,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     play: Callable[[Target, int], Evidence]
     most: int
     head: str = ""
+    directions: int = 1
 
 
 STRATEGIES = (
@@ -39,8 +49,9 @@ STRATEGIES = (
     Strategy(name="known-seeds", catches="noise from a known seed", play=known_seeds, most=400),
     Strategy(name="shared-scale", catches="a row that moves others", play=shared_scale, most=400),
     Strategy(name="filled-rows", catches="sampling of filled rows", play=filled_rows, most=400, head="dp-sgd"),
+    Strategy(name="last-direction", catches="noise that is shared", play=last_direction, most=10_000, directions=2),
 )
-"""What an audit tries, in this order. The confidence is shared between all of them, whether they apply or not."""
+"""What an audit tries, in this order."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -85,18 +96,23 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
         return any(finding.above for finding in self.findings)
 
 
+def strategies(directions: int) -> tuple[Strategy, ...]:
+    """Those for this many directions a message; the confidence is shared between them, whatever the head is."""
+    return tuple(strategy for strategy in STRATEGIES if strategy.directions <= directions)
+
+
 def attack(target: Target, strategy: Strategy, trials: int) -> Finding:
     """One strategy with at most `trials` runs per world."""
     runs = min(whole("trials", trials, 1), strategy.most)
     evidence = strategy.play(target, runs)
-    lower_bound, factor = epsilon_bound(evidence, (1 - CONFIDENCE) / len(STRATEGIES))
+    lower_bound, factor = epsilon_bound(evidence, (1 - CONFIDENCE) / len(strategies(target.config.train.directions)))
     return Finding(strategy.name, strategy.catches, evidence.claim, lower_bound, factor, runs)
 
 
 def audit(target: Target, trials: int, observe: Callable[[Finding], None]) -> Audit:
     """Run every strategy that applies; `observe` sees each finding as it comes."""
     findings = []
-    for strategy in STRATEGIES:
+    for strategy in strategies(target.config.train.directions):
         if strategy.head in ("", target.config.head.rule):
             findings.append(attack(target, strategy, trials))
             observe(findings[-1])

@@ -29,16 +29,20 @@ _LENGTHS = tuple(2.0**k for k in range(-6, 13))
 
 
 @torch.no_grad()
-def probe(machine: Machine, m: int, least: float = 0.0) -> torch.Tensor:
+def probe(
+    machine: Machine, m: int, least: float = 0.0, *, record: int | None = None, lasting: bool = True
+) -> torch.Tensor:
     """An embedding h [k] of device m for which +h and -h give a large `delta_zo`, negative for the first label only.
 
-    Large means at least `least`, beyond the clip, and a loss that changes by 2, which no step of w_0 undoes. The
-    shortest of the lengths tried that reaches it is taken, or the best if none does. The midpoint of +h and -h is 0,
-    so the table stays as it was.
+    Large means at least `least`, far beyond the clip, and a loss that changes by 2, which no step of w_0 undoes; where
+    it need not be `lasting`, twice the clip. The shortest of the lengths tried that reaches it is taken, or the best if
+    none does. With one direction the midpoint of +h and -h is 0, so the table stays as it was. With more the table
+    keeps -h, so a device that comes later must look for its own in the row of the same `record`.
     """
     rule, table = machine.run.server.method, machine.run.server.table
     lam = per_device("train.lam", machine.run.config.train.lam, machine.plan.M)[m - 1]
-    least = max(least, 8 * machine.plan.C, 1 / lam)
+    least = max(least, 8 * machine.plan.clip, 1 / lam) if lasting else 2 * machine.plan.clip
+    known = torch.zeros(table.h.shape[1]) if record is None else table.h[record]
     columns = table.columns[m - 1]
     # the stream's name is a format: it fixes the directions that are tried
     half = torch.randn(_TRIES // 2, table.widths[m - 1], generator=torch_generator("probe", m))
@@ -48,7 +52,7 @@ def probe(machine: Machine, m: int, least: float = 0.0) -> torch.Tensor:
     for length in _LENGTHS:
         losses = []
         for sign in (1, -1):
-            rows = torch.zeros(len(tried), table.h.shape[1])
+            rows = known.repeat(len(tried), 1)
             rows[:, columns] = sign * length * tried
             losses.append([rule.loss(rule.head(rows), torch.full((len(rows),), label)) for label in LABELS])
         first, second = (delta_zo(plus, minus, lam) for plus, minus in zip(*losses, strict=True))

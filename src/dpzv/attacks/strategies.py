@@ -31,6 +31,7 @@ __all__ = [
     "canary_at_the_clip",
     "filled_rows",
     "huge_embedding",
+    "last_direction",
     "matched_filter",
     "negative",
     "of_releases",
@@ -54,30 +55,49 @@ OUTLIER = 3e4
 
 
 def matched_filter(target: Target, n: int) -> Evidence:
-    """A canary at the clip in every batch it may be in; the likelihood ratio is the sum of its releases."""
+    """A canary at the clip in every batch it may be in; the likelihood ratio is the sum of its releases.
+
+    Its K differences are equal in every message, so each release is projected on the direction of equal numbers.
+    """
     low, high, plan = both_worlds(target, n, FEW, lambda machine, world: canary_at_the_clip(machine, world, n))
-    return of_releases(plan, low.Delta.sum(axis=1), high.Delta.sum(axis=1), 0.0)
+    return of_releases(plan, low.common.sum(axis=1), high.common.sum(axis=1), 0.0)
 
 
-def canary_at_the_clip(machine: Machine, world: int, n: int) -> Transcript:
+def last_direction(target: Target, n: int) -> Evidence:
+    """The same canary with one difference that is not 0, the last; the other numbers must not tell its noise.
+
+    Where directions share their noise, the mean of the others is the noise of the last one.
+    """
+
+    def play(machine: Machine, world: int) -> NDArray[np.float64]:
+        Delta = canary_at_the_clip(machine, world, n, last=True).Delta
+        scores: NDArray[np.float64] = (Delta[:, :, -1] - Delta[:, :, :-1].mean(axis=2)).sum(axis=1)
+        return scores
+
+    low, high, plan = both_worlds(target, n, FEW, play)
+    return of_releases(plan, low, high, 0.0)
+
+
+def canary_at_the_clip(machine: Machine, world: int, n: int, *, last: bool = False) -> Transcript:
     """What all devices together see, `n` times, of a record whose label makes its terms -C (world 0) or +C (1).
 
-    It is in one batch of every device, whose other records contribute 0.
+    It is in one batch of every device, whose other records contribute 0. With K directions its vectors have norm
+    C*sqrt(K): the K differences are equal, or (`last`) all but the last are 0.
     """
     canary = int(machine.ids(1, 0)[0])
     machine.run.server.y_train[canary] = LABELS[world]
     played = []
     for m in range(1, machine.plan.M + 1):
         position = machine.turn(m, canary)
-        h = rows(machine.ids(m, position), canary, probe(machine, m))
-        pending, release = machine.play(m, position, h, -h)
+        h = rows(machine.ids(m, position), canary, probe(machine, m, record=canary))
+        pending, release = machine.play(m, position, h, -h, last=last)
         machine.run.server.accept(release)
         played.append(pending)
     return machine.repeat(played, n)
 
 
 def negative(target: Target, n: int) -> Evidence:
-    """Strongly negative differences: below -C there must be nothing.
+    """Strongly negative differences: beyond the clip there must be nothing.
 
     The threshold is eight standard deviations beyond what a two-sided clip lets through.
     """
@@ -85,12 +105,12 @@ def negative(target: Target, n: int) -> Evidence:
     def play(machine: Machine, world: int) -> NDArray[np.float64]:
         ids, plan = machine.ids(1, 0), machine.plan
         machine.run.server.y_train[ids[0]] = LABELS[1 - world]
-        h = rows(ids, int(ids[0]), probe(machine, 1, least=32 * (plan.C + plan.B * plan.sigma_dp)))
+        h = rows(ids, int(ids[0]), probe(machine, 1, least=32 * (plan.clip + plan.B * plan.sigma_dp)))
         pending, _ = machine.play(1, 0, h, -h)
-        return -machine.repeat([pending], n).Delta[:, 0]
+        return -machine.repeat([pending], n).common[:, 0]
 
     low, high, plan = both_worlds(target, n, FEW, play)
-    return of_releases(plan, low, high, plan.C / plan.B + 8 * plan.sigma_dp)
+    return of_releases(plan, low, high, plan.clip / plan.B + 8 * plan.sigma_dp)
 
 
 def repeated_id(target: Target, n: int) -> Evidence:
@@ -116,7 +136,7 @@ def repeated_id(target: Target, n: int) -> Evidence:
             played.append(pending)
             if len(message) == 1:  # a batch of the canary alone reveals the most, so nothing else is tried
                 break
-        scores: NDArray[np.float64] = machine.repeat(played, n).Delta.sum(axis=1)
+        scores: NDArray[np.float64] = machine.repeat(played, n).common.sum(axis=1)
         return scores
 
     low, high, plan = both_worlds(target, 2 * n, MANY, play)  # a run may have two rounds
@@ -126,17 +146,18 @@ def repeated_id(target: Target, n: int) -> Evidence:
 def shared_scale(target: Target, n: int) -> Evidence:
     """One outlier among ordinary rows: its size must not move the terms of the others.
 
-    All others are at -C. The canary's own term is 0 in both worlds; in the second its embedding is an outlier.
+    All others are a little beyond the clip, so at -C. The canary's embeddings are 0 in the first world; in the second
+    they are outliers, and so are their slopes. The threshold is four standard deviations above -C, or -C/2.
     """
 
     def play(machine: Machine, world: int) -> NDArray[np.float64]:
-        ids, h = machine.ids(1, 0), probe(machine, 1)
+        ids, h = machine.ids(1, 0), probe(machine, 1, lasting=False)
         own = torch.full_like(h, world * OUTLIER)
-        pending, _ = machine.play(1, 0, rows(ids, int(ids[0]), own, h), rows(ids, int(ids[0]), own, -h))
-        return machine.repeat([pending], n).Delta[:, 0]
+        pending, _ = machine.play(1, 0, rows(ids, int(ids[0]), own, h), rows(ids, int(ids[0]), -own, -h))
+        return machine.repeat([pending], n).common[:, 0]
 
     low, high, plan = both_worlds(target, n, MANY, play)
-    return of_releases(plan, low, high, -plan.C / 2)
+    return of_releases(plan, low, high, min(4 * plan.sigma_dp - plan.clip, -plan.clip / 2))
 
 
 def huge_embedding(target: Target, n: int) -> Evidence:
@@ -155,10 +176,10 @@ def huge_embedding(target: Target, n: int) -> Evidence:
         machine.run.server.accept(history[0])
         ordinary = h.repeat(machine.plan.B, 1)
         pending, _ = machine.play(1, 1, ordinary, torch.zeros_like(ordinary))
-        return machine.repeat([pending], n).Delta[:, 0]
+        return machine.repeat([pending], n).common[:, 0]
 
     low, high, plan = both_worlds(target, n, MANY, play)
-    return of_releases(plan, low, high, -plan.C / 2)
+    return of_releases(plan, low, high, -plan.clip / 2)
 
 
 def filled_rows(target: Target, n: int) -> Evidence:

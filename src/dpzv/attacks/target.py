@@ -42,12 +42,18 @@ HEAD_STEPS = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transcript:
-    """What the devices saw in `n` repetitions of R rounds: `Delta`, `t` and `position` are [n, R], `m` is [R]."""
+    """What the devices saw in `n` repetitions of R rounds: `Delta` is [n, R, K], `t`, `position` [n, R], `m` [R]."""
 
     Delta: NDArray[np.float64]
     t: NDArray[np.int64]
     position: NDArray[np.int64]
     m: NDArray[np.int64]
+
+    @property
+    def common(self) -> NDArray[np.float64]:
+        """The releases [n, R] along the direction in which all K numbers are equal, with the noise of one number."""
+        found: NDArray[np.float64] = self.Delta.sum(axis=2) / math.sqrt(self.Delta.shape[2])
+        return found
 
 
 @dataclass(slots=True, eq=False)
@@ -82,13 +88,18 @@ class Machine:
         assert isinstance(message, Fill)
         self.run.server.fill(message)
 
-    def play(self, m: int, position: int, h_plus: torch.Tensor, h_minus: torch.Tensor) -> tuple[Pending, Release]:
+    def play(
+        self, m: int, position: int, h_plus: torch.Tensor, h_minus: torch.Tensor, *, last: bool = False
+    ) -> tuple[Pending, Release]:
         """One round up to its release, through codec, server and gate; `server.accept` closes it.
 
+        With K > 1 directions the embedding is `h_minus`, and `h_plus` along all of them, or along the `last` only.
         Raises PeerError when the server refuses the message.
         """
-        codec = self.run.codecs[m - 1]
-        frame = codec.encode(Embeddings(m, position, (h_plus.numpy(), h_minus.numpy())))
+        codec, K = self.run.codecs[m - 1], self.plan.directions
+        moved = 1 if last else K
+        sent = (h_plus, h_minus) if K == 1 else (*[h_minus] * (K + 1 - moved), *[h_plus] * moved)
+        frame = codec.encode(Embeddings(m, position, tuple(h.numpy() for h in sent)))
         message = codec.decode(frame)
         assert isinstance(message, Embeddings)
         opened = self.run.begin(message, frame)
@@ -104,13 +115,14 @@ class Machine:
         played = {(pending.m, pending.position) for pending in rounds}
         free = [[k for k in range(n + len(played)) if (pending.m, k) not in played] for pending in rounds]
         shape = (n, len(rounds))
-        Delta, t, position = np.empty(shape), np.empty(shape, np.int64), np.empty(shape, np.int64)
+        Delta = np.empty((*shape, self.plan.directions))
+        t, position = np.empty(shape, np.int64), np.empty(shape, np.int64)
         last = self.run.gate.ledger.last_t
         for j in range(n):
             for r, pending in enumerate(rounds):
                 last += 1
                 drawn = replace(pending, t=last, position=free[r][j])
-                Delta[j, r] = self.run.gate.release(drawn, b"").Delta[0]
+                Delta[j, r] = self.run.gate.release(drawn, b"").Delta
                 t[j, r], position[j, r] = drawn.t, drawn.position
         return Transcript(Delta, t, position, np.array([pending.m for pending in rounds]))
 
@@ -162,10 +174,6 @@ def target_of(config: Config, noise: NoiseSource) -> Target:
         )
     if config.train.method != "dpzv":
         raise ConfigError(f"an audit attacks dpzv's releases, got method '{config.train.method}'; audit dpzv.")
-    if config.train.directions > 1:
-        raise ConfigError(
-            f"an audit attacks releases of one number, got train.directions={config.train.directions}; set it to 1."
-        )
     if sizes_of(config, D, M).T == 0:
         raise ConfigError("an audit needs releases, got a configuration without rounds; set train.rounds.")
     return Target(config, noise, card.task, card.n_classes, M, min(1.0, config.head.batch / D))
