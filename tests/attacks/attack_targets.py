@@ -22,6 +22,7 @@ def target(
     q: float = 0.1,
     K: int = 1,
     codec: str = "float32",
+    C: float = 1.0,
     **head: Any,
 ) -> Target:
     """One device with embeddings of four numbers and a binary label; the head is frozen unless `head` says else."""
@@ -29,7 +30,7 @@ def target(
         "train": {"rounds": 100, "seed": SEED, "directions": K},
         "devices": {"embedding": 4},
         "head": {"rule": "frozen", **head},
-        "privacy": {"epsilon": epsilon},
+        "privacy": {"epsilon": epsilon, "C": C},
         "codec": {"name": codec},
     }
     return Target(configuration.parse(tree), noise or ExactNoise(), "binary", 2, 1, q)

@@ -37,11 +37,13 @@ def probe(
     Large means at least `least`, far beyond the clip, and a loss that changes by 2, which no step of w_0 undoes; where
     it need not be `lasting`, twice the clip. The shortest of the lengths tried that reaches it is taken, or the best if
     none does. With one direction the midpoint of +h and -h is 0, so the table stays as it was. With more the table
-    keeps -h, so a device that comes later must look for its own in the row of the same `record`.
+    keeps -h. So a device that comes later must look for its own in the row of the same `record`, and a change of 1/4
+    has to do: where one label is certain already, only huge embeddings would change its loss.
     """
     rule, table = machine.run.server.method, machine.run.server.table
     lam = per_device("train.lam", machine.run.config.train.lam, machine.plan.M)[m - 1]
-    least = max(least, 8 * machine.plan.clip, 1 / lam) if lasting else 2 * machine.plan.clip
+    change = 2.0 if machine.plan.directions == 1 else 0.25
+    least = max(least, 8 * machine.plan.clip, change / (2 * lam)) if lasting else 2 * machine.plan.clip
     known = torch.zeros(table.h.shape[1]) if record is None else table.h[record]
     columns = table.columns[m - 1]
     # the stream's name is a format: it fixes the directions that are tried
