@@ -25,6 +25,7 @@ from dpzv.config import Config
 from dpzv.data import catalogue
 from dpzv.data.dataset import Dataset, Records, from_arrays
 from dpzv.runtime.device_networks import make_networks
+from dpzv.runtime.grid import layered
 from dpzv.runtime.run import run
 
 METHODS = ("dpzv", "vafl", "zoo-vfl", "vfl-czofo")
@@ -125,10 +126,7 @@ def cases() -> Iterator[tuple[str, Config, Dataset]]:
     for recipe, (records, changes) in RECIPES.items():
         for accounting in ACCOUNTINGS[:1] if recipe == "modelnet40" else ACCOUNTINGS:  # a slow network
             for method in METHODS:
-                settings = recipes.settings(recipe, accounting)
-                base = recipes.tree(recipe)
-                for part in (settings.get("all", {}), settings.get(method, {})):
-                    base = configuration.merge(base, part)
+                base = layered(recipes.tree(recipe), recipes.settings(recipe, accounting), method, ())
                 config = parsed(base, f"train.method={method}", "train.rounds=9", *SMALL, *changes)
                 yield f"{recipe} {accounting} {method}", config, records(config)
     for name, changes in VARIANTS.items():

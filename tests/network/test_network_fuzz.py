@@ -275,7 +275,8 @@ class Machines:
         digest = hashlib.sha256(server.table.h.numpy().tobytes())
         digest.update(server.table.times.tobytes())
         seen = [server.t, server.positions, server.times, server.delays, run.begun]
-        seen += [run.ledger.releases, run.ledger.last_t, run.ledger.unit_mu_squared, run.journal.meter]
+        seen += [run.ledger.releases, run.ledger.last_t, run.ledger.unit_mu_squared]
+        seen += [run.journal.meter.bytes_up, run.journal.meter.bytes_eval]  # a device may be sent releases, then closed
         coming = [one.rows for one in arrivals.evaluations._coming.values()]
         seen += [sorted(arrivals._waiting), sorted(run._filled), coming]
         digest.update(repr(seen).encode())

@@ -26,7 +26,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from dpzv.durable import open_log
+from dpzv.durable import make_folder, open_log
 from dpzv.errors import ConfigError, DpzvError
 from dpzv.network.device_party import DeviceParty
 from dpzv.network.logs import JsonLines
@@ -68,6 +68,7 @@ def serve_run(grid: Grid, context: Context) -> None:
     if not own.file.listen:
         raise ConfigError("the run config's `party` is a device's file (it has `server`); give the server's.")
     folder = open_folder(own)
+    make_folder(own.out)
     os.close(open_log(own.out / "server.log"))  # the handler would make a file that others may read
     _log(logging.FileHandler(own.out / "server.log"))
     words = {"config_hash": agreed_hash(own.config), "address": str(context.run_config.get("address", ""))}

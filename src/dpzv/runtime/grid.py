@@ -106,7 +106,7 @@ def layered(tree: Tree, settings: Mapping[str, Any], method: str, changes: Seque
     for part in (settings.get("all", {}), settings.get(method, {}), *changes):
         tree = configuration.merge(tree, part)
     facts = METHODS.get(method)  # runs of untrained devices are called by a name that is no method
-    if facts and not facts.several:
+    if facts and not facts.several and tree["train"].get("directions", 1) > 1:
         tree = configuration.merge(tree, {"train": {"directions": 1}})
     if facts and not facts.slopes and tree.get("codec", {}).get("name") == "int8":
         tree = configuration.merge(tree, {"codec": {"name": "float16"}})
