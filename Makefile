@@ -8,7 +8,7 @@ PIP := $(BIN)/pip --quiet --disable-pip-version-check install --no-deps
 .PHONY: demo example-three-companies test bench soak mutants clean
 
 demo: $(STAMP)
-	@$(BIN)/dpzv train flights --beside frozen --max-seconds 120
+	@$(BIN)/dpzv train flights-sum --beside frozen=1,frozen=48,alone --max-seconds 120
 
 example-three-companies: $(STAMP)
 	@$(BIN)/python -u examples/three_companies/run.py

@@ -44,7 +44,7 @@ def test_each_party_alone_and_wide_untrained_devices_stand_beside_a_run(cli: Cli
     done = cli("train", "breast-cancer", *settings, "--beside", "frozen,frozen=5,alone", "--out", "run")
     assert done.returncode == 0, done.stderr
     table = done.stdout.split("\n\n")[0].splitlines()
-    names = ["frozen devices", "frozen, width 5", "mean alone", "error alone", "worst alone", "dpzv, frozen"]
+    names = ["untrained devices", "untrained, width 5", "mean alone", "error alone", "worst alone", "dpzv, all parties"]
     folders = ["frozen", "frozen-5", "alone-1", "alone-2", "alone-3", ""]
     assert len(table) == 1 + len(names)
     found = [json.loads((tmp_path / "run" / folder / "summary.json").read_text()) for folder in folders]
@@ -71,7 +71,7 @@ def test_a_run_leaves_what_the_contract_says(cli: Cli, tmp_path: Path) -> None:
         "AUC",
         "MB",
         "seconds",
-        "frozen devices",
+        "untrained devices",
         "Privacy statement",
         "Guarantee:   yes",
         "Rounds of each",

@@ -67,7 +67,7 @@ def json_text(values: object) -> str:
 def result(summaries: dict[str, dict[str, Any]], folder: Path, *, quiet: bool, json: bool) -> None:
     """Print one row a run and the statement of the last one, or the last summary as JSON, or nothing.
 
-    `summaries` have the names of their runs; a run without a name is called by its method and its head rule.
+    `summaries` have the names of their runs; a run without a name is called by its method.
 
     Raises `ConfigError` if the result of a run is not finite, and so is none.
     """
@@ -84,13 +84,14 @@ def result(summaries: dict[str, dict[str, Any]], folder: Path, *, quiet: bool, j
 
 def _tables(summaries: dict[str, dict[str, Any]], folder: Path) -> None:
     names = ("run", "test", "private head", "rounds", "MB", "seconds", "epsilon")
-    rows = []
+    rows, together = [], ", all parties" if len(summaries) > 1 else ""
     for name, summary in summaries.items():
         epsilon = summary["epsilon"]
+        learned = summary["rounds"] or summary["head_rule"] != "frozen"
         row = [
-            name or ("frozen devices" if summary["rounds"] == 0 else f"{summary['method']}, {summary['head_rule']}"),
+            name or ("untrained devices" if summary["rounds"] == 0 else summary["method"] + together),
             headline_text(summary),
-            headline_text(summary["private_head"]),
+            headline_text(summary["private_head"]) if learned else "not trained",
             str(summary["rounds"]),
             f"{(summary['bytes_up'] + summary['bytes_down']) / 1e6:.1f}",
             f"{summary['seconds']:.1f}",

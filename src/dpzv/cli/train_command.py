@@ -104,7 +104,7 @@ def _beside(words: str, tree: Tree, config: Config) -> Iterator[tuple[str, str, 
         # a head that only adds takes one number an output, and the refit makes a head of its own
         wide = {"devices": {"embedding": int(width)}, "head": {"model": "network"}} if equals else {}
         frozen = configuration.merge(configuration.merge(tree, UNTRAINED), wide)
-        name = f"frozen, width {width}" if equals else "frozen devices"
+        name = f"untrained, width {width}" if equals else "untrained devices"
         yield name, f"frozen-{width}" if equals else "frozen", configuration.parse(frozen)
 
 

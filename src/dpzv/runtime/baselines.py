@@ -11,7 +11,7 @@ from dpzv.data.catalogue import card_of
 
 __all__ = ["UNTRAINED", "alone", "parties"]
 
-UNTRAINED: dict[str, Any] = {"train": {"rounds": 0}, "head": {"rule": "frozen"}}
+UNTRAINED: dict[str, Any] = {"train": {"rounds": 0}, "head": {"rule": "frozen", "final": "refit"}}
 """What a recipe's tree changes for devices that stay as they start; only the refitted head learns."""
 
 
