@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpzv.errors import PeerError
-from dpzv.network.transport import Peer, Peers
+from dpzv.network.transport import SLOWEST_LINE, Peer, Peers
 from dpzv.network.wire import BATCHES, Ask
 from dpzv.protocol.bounds import LARGEST, within
 from dpzv.protocol.messages import Evaluation
@@ -29,6 +29,8 @@ LONGEST, SHORTEST = 120.0, 5.0
 """The most and the fewest seconds that a device may take for the next part of its test embeddings."""
 ROUNDS = 8
 """A part of test embeddings is no more work than two rounds, so it may take as long as this many."""
+LINE = 2 * SLOWEST_LINE
+"""Bytes a second with which a part may come, after a batch that was on its way: a line is not dead for being slow."""
 
 
 class _Coming:
@@ -140,8 +142,11 @@ class Evaluations:
 
         Parts smaller than those a device should send count as what they are, so that nobody gains time by them.
         """
-        seconds = min(LONGEST, max(SHORTEST, ROUNDS * pace)) if self._run.begun else LONGEST
-        coming, part = self._coming[peer], BATCHES * self._run.config.train.B
+        run, coming = self._run, self._coming[peer]
+        B, width = run.plan.B, run.server.table.widths[peer.m - 1]
+        part = BATCHES * B
+        line = (run.codecs[peer.m - 1].longest(B, width) + 4 * min(part, run.D_test) * width) / LINE
+        seconds = min(LONGEST, max(SHORTEST, ROUNDS * pace) + line) if run.begun else LONGEST
         return min(coming.last, coming.began + seconds * coming.rows / part) + seconds
 
     def _give_up(self, peer: Peer, now: float) -> None:
