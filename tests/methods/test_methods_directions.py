@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.oracles import whole
-from tests.runtime import centralised
+from tests.runtime.centralised import Centralised
 
 from dpzv import config as configuration
 from dpzv import recipes
@@ -24,6 +24,7 @@ from dpzv.methods.dpzv import DpzvDevice
 from dpzv.methods.heads import HeadParts, make_head_rule
 from dpzv.methods.rules import Question, Uplink, make_device_rule, make_server_rule
 from dpzv.methods.steps import Directions, Steps
+from dpzv.models.head import seeded_head
 from dpzv.privacy.noise import SeededNoise
 from dpzv.privacy.statement import read_ledger
 from dpzv.rng import seed_of
@@ -32,7 +33,6 @@ from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.grid import layered
 from dpzv.runtime.run import resume, run, start
 from dpzv.runtime.run_plan import plan_of
-from dpzv.runtime.server_head import make_head
 from dpzv.zo.directions import layout
 
 OPEN = Uplink(math.inf, 0.0, lambda shape, stream: np.zeros(shape))
@@ -63,8 +63,8 @@ def test_a_run_is_that_of_a_plain_script(tmp_path: Path) -> None:
     federated = copy.deepcopy(networks)
     run(config, data, lambda *_: federated, tmp_path / "run", lambda snapshot: True)
     xs, y = [torch.from_numpy(x) for x in data.x_train], torch.from_numpy(data.y_train)
-    sizes = {"T": T, "B": config.train.B, "lam": LAM, "eta": 0.01, "seed": config.train.seed, "K": K}
-    expected = centralised.train_along(networks, make_head(config, 4 * 8, 10, "w_0"), xs, y, **sizes)
+    head = seeded_head(4 * 8, config.head.hidden, 10, config.train.seed)
+    expected = Centralised(networks, head, xs, y, T, config.train.B, LAM, 0.01, config.train.seed).train_along(K)
     found = released(tmp_path / "run")
     assert np.shape(found) == (T, K)
     # losses have 24 bits and are divided by lam

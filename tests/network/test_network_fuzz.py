@@ -276,7 +276,8 @@ class Machines:
         digest.update(server.table.times.tobytes())
         seen = [server.t, server.positions, server.times, server.delays, run.begun]
         seen += [run.ledger.releases, run.ledger.last_t, run.ledger.unit_mu_squared]
-        seen += [run.journal.meter.bytes_up, run.journal.meter.bytes_eval]  # a device may be sent releases, then closed
+        # a device may be sent releases again, and be closed after that
+        seen += [msgspec.structs.replace(run.journal.meter, bytes_down=0, payload_bytes=0)]
         coming = [one.rows for one in arrivals.evaluations._coming.values()]
         seen += [sorted(arrivals._waiting), sorted(run._filled), coming]
         digest.update(repr(seen).encode())

@@ -53,22 +53,27 @@ def in_one_process(
     return summary
 
 
+def equals_the_simulation(parties: Parties, config: Config, folder: Path, *, rounds: int, tls: bool) -> None:
+    """Run `config` over a network and in one process, and compare what was released and measured."""
+    together = parties.together_over_tls if tls else parties.together
+    networked = asyncio.run(asyncio.wait_for(together(config, folder), 100))
+    assert networked is not None
+    simulated = in_one_process(parties, config, folder / "alone")
+    lines = [(folder / name / "transcript.jsonl").read_text() for name in ("server", "alone")]
+    assert lines[0].count("\n") == rounds
+    assert lines[0] == lines[1]
+    networked["bytes_down"] -= rounds * RECEIPT_BYTES  # which come with the releases of a network only
+    for name in ("test_accuracy", "test_loss", "bytes_up", "bytes_down", "bytes_initial", "payload_bytes", "epsilon"):
+        assert networked[name] == simulated[name], name
+
+
 @pytest.mark.parametrize("method", ["dpzv", "vafl"])
 @pytest.mark.parametrize(("rule", "tls"), [("frozen", False), ("dp-sgd", False), ("dp-sgd", True)])
 def test_the_transcript_is_that_of_the_simulation(
     parties: Parties, tmp_path: Path, method: str, rule: str, tls: bool
 ) -> None:
     config = config_of(f"train.method={method}", "privacy.protects=labels", f"head.rule={rule}", "head.steps=20")
-    together = parties.together_over_tls if tls else parties.together
-    networked = asyncio.run(asyncio.wait_for(together(config, tmp_path), 100))
-    assert networked is not None
-    simulated = in_one_process(parties, config, tmp_path / "alone")
-    lines = [(tmp_path / name / "transcript.jsonl").read_text() for name in ("server", "alone")]
-    assert lines[0].count("\n") == 40
-    assert lines[0] == lines[1]
-    networked["bytes_down"] -= 40 * RECEIPT_BYTES  # which come with the releases of a network only
-    for name in ("test_accuracy", "test_loss", "bytes_up", "bytes_down", "bytes_initial", "payload_bytes", "epsilon"):
-        assert networked[name] == simulated[name], name
+    equals_the_simulation(parties, config, tmp_path, rounds=40, tls=tls)
     for m, name in enumerate(NAMES, 1):
         one = load_file(tmp_path / name / "weights" / f"device-{m}.safetensors")
         other = load_file(tmp_path / "alone" / "weights" / f"device-{m}.safetensors")
@@ -78,15 +83,7 @@ def test_the_transcript_is_that_of_the_simulation(
 @pytest.mark.parametrize("tls", [False, True])
 def test_several_directions_a_message_are_those_of_the_simulation(parties: Parties, tmp_path: Path, tls: bool) -> None:
     config = config_of("train.directions=4", "codec.name=int8", "head.rule=joint-zo", "train.rounds=12")
-    together = parties.together_over_tls if tls else parties.together
-    networked = asyncio.run(asyncio.wait_for(together(config, tmp_path), 100))
-    assert networked is not None
-    simulated = in_one_process(parties, config, tmp_path / "alone")
-    lines = [(tmp_path / name / "transcript.jsonl").read_text() for name in ("server", "alone")]
-    assert lines[0].count("\n") == 12
-    assert lines[0] == lines[1]
-    for name in ("test_accuracy", "test_loss", "bytes_up", "payload_bytes", "epsilon"):
-        assert networked[name] == simulated[name], name
+    equals_the_simulation(parties, config, tmp_path, rounds=12, tls=tls)
 
 
 def test_a_head_that_adds_with_whitened_devices_is_that_of_the_simulation(parties: Parties, tmp_path: Path) -> None:

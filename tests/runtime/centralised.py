@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -13,77 +16,69 @@ from dpzv.zo.directions import layout
 from tests.oracles import whole
 
 
-def train(
-    networks: list[torch.nn.Module],
-    head: torch.nn.Module,
-    xs: list[torch.Tensor],
-    y: torch.Tensor,
-    *,
-    T: int,
-    B: int,
-    lam: float,
-    eta: float,
-    seed: int,
-) -> list[float]:
-    """Train `networks` in place, round-robin, and return every Delta."""
-    M, D = len(networks), len(y)
-    table = [network(x).detach() for network, x in zip(networks, xs, strict=True)]
-    Deltas = []
-    for t in range(T):
-        m, k = t % M, t // M
-        ids = torch.from_numpy(BatchSchedule(seed, m + 1, B, D).ids(k).astype(np.int64))
-        us = whole(layout(networks[m]), seed_of(seed, "direction", m + 1, k))
-        w = dict(networks[m].named_parameters())
-        losses, hs = [], []
-        for s in (lam, -lam):
-            moved = {name: u * s + p.detach() for (name, p), u in zip(w.items(), us, strict=True)}
-            hs.append(functional_call(networks[m], moved, (xs[m][ids],)).detach())
-            rows = torch.cat([hs[-1] if j == m else h[ids] for j, h in enumerate(table)], dim=1)
-            losses.append(F.cross_entropy(head(rows), y[ids], reduction="none").detach().double())
-        table[m][ids] = (hs[0] + hs[1]) / 2
-        Delta = float(((losses[0] - losses[1]) / (2 * lam)).sum()) * 1.0 / B
-        with torch.no_grad():
-            for p, u in zip(w.values(), us, strict=True):
-                p.add_(u, alpha=-eta * Delta)
-        Deltas.append(Delta)
-    return Deltas
+@dataclass(frozen=True)
+class Centralised:
+    """All networks, the head and all records in one process; `networks` are trained in place, round-robin."""
 
+    networks: list[torch.nn.Module]
+    head: torch.nn.Module
+    xs: list[torch.Tensor]
+    y: torch.Tensor
+    T: int
+    B: int
+    lam: float
+    eta: float
+    seed: int
 
-def train_along(
-    networks: list[torch.nn.Module],
-    head: torch.nn.Module,
-    xs: list[torch.Tensor],
-    y: torch.Tensor,
-    *,
-    T: int,
-    B: int,
-    lam: float,
-    eta: float,
-    seed: int,
-    K: int,
-) -> list[list[float]]:
-    """The same with K > 1 directions a message, one-sided, everything in the precision of its arguments."""
-    M, D = len(networks), len(y)
-    table = [network(x).detach() for network, x in zip(networks, xs, strict=True)]
-    Deltas = []
-    for t in range(T):
-        m, k = t % M, t // M
-        ids = torch.from_numpy(BatchSchedule(seed, m + 1, B, D).ids(k).astype(np.int64))
-        w, where = dict(networks[m].named_parameters()), layout(networks[m])
-        us = [whole(where, seed_of(seed, "direction", m + 1, k * K + j)) for j in range(K)]
+    def train(self) -> list[float]:
+        """Two points a direction, one direction a message; every Delta."""
+        table, Deltas = self._table(), []
+        for m, k, ids in self._rounds():
+            (u,) = self._directions(m, k, 1)
+            (h_plus, f_plus), (h_minus, f_minus) = (self._at(table, m, ids, u, s) for s in (self.lam, -self.lam))
+            table[m][ids] = (h_plus + h_minus) / 2
+            Delta = float(((f_plus - f_minus) / (2 * self.lam)).sum()) * 1.0 / self.B
+            with torch.no_grad():
+                for p, one in zip(self.networks[m].parameters(), u, strict=True):
+                    p.add_(one, alpha=-self.eta * Delta)
+            Deltas.append(Delta)
+        return Deltas
 
-        def losses(shifts: list[torch.Tensor] | None, m: int = m, ids: torch.Tensor = ids) -> list[torch.Tensor]:
-            parameters = networks[m].named_parameters()
-            moved = {n: p.detach() + (lam * shifts[i] if shifts else 0) for i, (n, p) in enumerate(parameters)}
-            h = functional_call(networks[m], moved, (xs[m][ids],)).detach()
-            rows = torch.cat([h if j == m else other[ids] for j, other in enumerate(table)], dim=1)
-            return [h, F.cross_entropy(head(rows), y[ids], reduction="none").detach().double()]
+    def train_along(self, K: int) -> list[list[float]]:
+        """K > 1 directions a message, one-sided; every Delta."""
+        table, Deltas = self._table(), []
+        for m, k, ids in self._rounds():
+            us = self._directions(m, k, K)
+            h, f = self._at(table, m, ids, us[0], 0.0)
+            moved = [self._at(table, m, ids, u, self.lam)[1] for u in us]
+            Delta = [float(((f_j - f) / self.lam).sum()) / self.B for f_j in moved]
+            table[m][ids] = h
+            with torch.no_grad():
+                for i, p in enumerate(self.networks[m].parameters()):
+                    p.sub_(sum(d * u[i] for d, u in zip(Delta, us, strict=True)), alpha=self.eta / K)
+            Deltas.append(Delta)
+        return Deltas
 
-        h, f = losses(None)
-        Delta = [float(((losses(u)[1] - f) / lam).sum()) / B for u in us]
-        table[m][ids] = h
-        with torch.no_grad():
-            for i, p in enumerate(w.values()):
-                p.sub_(sum(d * u[i] for d, u in zip(Delta, us, strict=True)), alpha=eta / K)
-        Deltas.append(Delta)
-    return Deltas
+    def _table(self) -> list[torch.Tensor]:
+        return [network(x).detach() for network, x in zip(self.networks, self.xs, strict=True)]
+
+    def _rounds(self) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """The device from 0 on, the number of its batch, and the records of the batch."""
+        M, D = len(self.networks), len(self.y)
+        for t in range(self.T):
+            m, k = t % M, t // M
+            yield m, k, torch.from_numpy(BatchSchedule(self.seed, m + 1, self.B, D).ids(k).astype(np.int64))
+
+    def _directions(self, m: int, k: int, K: int) -> list[list[torch.Tensor]]:
+        where = layout(self.networks[m])
+        return [whole(where, seed_of(self.seed, "direction", m + 1, k * K + j)) for j in range(K)]
+
+    def _at(
+        self, table: list[torch.Tensor], m: int, ids: torch.Tensor, u: list[torch.Tensor], offset: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The embeddings and losses of a batch where the weights of device m are shifted along `u`."""
+        network = self.networks[m]
+        moved = {name: one * offset + p.detach() for (name, p), one in zip(network.named_parameters(), u, strict=True)}
+        h = functional_call(network, moved, (self.xs[m][ids],)).detach()
+        rows = torch.cat([h if j == m else other[ids] for j, other in enumerate(table)], dim=1)
+        return h, F.cross_entropy(self.head(rows), self.y[ids], reduction="none").detach().double()

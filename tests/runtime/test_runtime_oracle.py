@@ -11,12 +11,12 @@ import torch
 from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.data import catalogue
+from dpzv.models.head import seeded_head
 from dpzv.privacy.noise import SeededNoise
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import run
 from dpzv.runtime.run_plan import plan_of
-from dpzv.runtime.server_head import make_head
-from tests.runtime import centralised
+from tests.runtime.centralised import Centralised
 
 T = 60
 
@@ -40,17 +40,9 @@ def test_a_synchronous_run_equals_forty_lines_in_one_place(tmp_path: Path) -> No
     federated = copy.deepcopy(networks)
     run(config, data, lambda *_: federated, tmp_path / "run", lambda snapshot: True)
 
-    Deltas = centralised.train(
-        networks,
-        make_head(config, 4 * 8, 10, "w_0"),
-        [torch.from_numpy(x) for x in data.x_train],
-        torch.from_numpy(data.y_train),
-        T=T,
-        B=config.train.B,
-        lam=1e-3,
-        eta=0.01,
-        seed=config.train.seed,
-    )
+    head = seeded_head(4 * 8, config.head.hidden, 10, config.train.seed)
+    xs, y = [torch.from_numpy(x) for x in data.x_train], torch.from_numpy(data.y_train)
+    Deltas = Centralised(networks, head, xs, y, T, config.train.B, 1e-3, 0.01, config.train.seed).train()
     lines = [json.loads(line) for line in (tmp_path / "run" / "transcript.jsonl").read_text().splitlines()]
     assert [float.fromhex(line["Delta"]) for line in lines] == Deltas
     assert len(Deltas) == T

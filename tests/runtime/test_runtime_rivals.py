@@ -7,12 +7,10 @@ import math
 import sqlite3
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dpzv import config as configuration
-from dpzv import recipes
 from dpzv.config import Config
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Message
@@ -20,22 +18,14 @@ from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import load_data, start
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import Simulation
+from tests.runtime.short_runs import changed, run
 
 METHODS = ("dpzv", "vafl", "zoo-vfl", "vfl-czofo")
 
 
 def config_of(method: str, *assignments: str) -> Config:
     """A short run of `method` on digits."""
-    tree = recipes.tree("digits")
-    for assignment in (f"train.method={method}", "noise.source=seeded", "runtime.threads=1", *assignments):
-        tree = configuration.merge(tree, configuration.set_key(assignment))
-    return configuration.parse(tree)
-
-
-def run(config: Config, path: Path) -> dict[str, Any]:
-    summary = start(config, path, lambda snapshot: True, math.inf)
-    assert summary is not None
-    return summary
+    return changed("digits", f"train.method={method}", *assignments)
 
 
 FREE = ("privacy.epsilon=inf", "privacy.C=inf", "noise.where=downlink", "train.eval_every=1000")

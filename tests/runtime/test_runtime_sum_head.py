@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,22 +21,14 @@ from dpzv.privacy.label_counts import LabelCounts, frequencies
 from dpzv.privacy.statement import read_ledger
 from dpzv.runtime.run import load_data, resume, start
 from dpzv.runtime.scorecard import scorecard
+from tests.runtime.short_runs import changed, run
 
 SUM = ("head.model=sum", "head.rule=frozen", "head.final=private", "devices.embedding=1", "devices.start=dp-whiten")
 
 
 def config_of(*assignments: str) -> Config:
     """A short run on breast-cancer, three laboratories with ten numeric columns each."""
-    tree = recipes.tree("breast-cancer")
-    for one in ("noise.source=seeded", "runtime.threads=1", "train.rounds=12", "train.eval_every=100", *assignments):
-        tree = configuration.merge(tree, configuration.set_key(one))
-    return configuration.parse(tree)
-
-
-def run(config: Config, path: Path) -> dict[str, Any]:
-    summary = start(config, path, lambda snapshot: True, math.inf)
-    assert summary is not None
-    return summary
+    return changed("breast-cancer", "train.rounds=12", "train.eval_every=100", *assignments)
 
 
 def outputs_of(path: Path, config: Config) -> torch.Tensor:

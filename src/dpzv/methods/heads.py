@@ -29,7 +29,7 @@ __all__ = ["Frozen", "HeadParts", "HeadRule", "JointZO", "OwnSGD", "OwnZO", "mak
 class HeadParts(Struct, frozen=True, kw_only=True):
     """What a head rule is made from; each rule takes what it needs.
 
-    `table` [D, K] and `y` [D] are all records, and `noise` is what makes steps over them private; rules without private
+    `table` [D, k_1+...+k_M] and `y` [D] are all records, and `noise` is what makes steps over them private; rules without private
     steps of their own take none of the three.
     """
 

@@ -88,7 +88,7 @@ def candidates(how: Refit) -> tuple[Candidate, ...]:
 
 
 def refit(rows: torch.Tensor, y: torch.Tensor, loss: Loss, how: Refit) -> tuple[FinalHead, Chosen]:
-    """The final head for `rows` [D, K] and `y` [D], and how it was chosen.
+    """The final head for `rows` [D, k_1+...+k_M] and `y` [D], and how it was chosen.
 
     The names of the random streams are a format of seeded runs.
     """
@@ -159,8 +159,8 @@ class _Adam:
 @torch.no_grad()
 def _standardisation(rows: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(mean, 1 / deviation) of each column over the rows `ids`; 0 in place of the second for a constant column."""
-    n, K = len(ids), rows.shape[1]
-    total, squares, largest = (torch.zeros(K, dtype=torch.float64, device=rows.device) for _ in range(3))
+    n, inputs = len(ids), rows.shape[1]
+    total, squares, largest = (torch.zeros(inputs, dtype=torch.float64, device=rows.device) for _ in range(3))
     parts = [ids[start : start + CHUNK] for start in range(0, n, CHUNK)]
     for part in parts:
         total += rows[part].double().sum(dim=0)

@@ -18,7 +18,7 @@ __all__ = ["FinalHead", "load_head"]
 
 
 class FinalHead(nn.Module):
-    """Embeddings of all devices [B, K] to outputs [B, outputs].
+    """Embeddings of all devices [B, k_1+...+k_M] to outputs [B, outputs].
 
     Each column of the embeddings first becomes ``(h - mean) * scale``, then come linear layers with ReLU between them,
     then ``output * out_scale + out_mean``. All of it is in the state, so that a stored head needs nothing else. The
@@ -33,9 +33,9 @@ class FinalHead(nn.Module):
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        K = layers[0].in_features
-        self.register_buffer("mean", torch.zeros(K))
-        self.register_buffer("scale", torch.ones(K))
+        inputs = layers[0].in_features
+        self.register_buffer("mean", torch.zeros(inputs))
+        self.register_buffer("scale", torch.ones(inputs))
         self.register_buffer("out_mean", torch.zeros(1))
         self.register_buffer("out_scale", torch.ones(1))
 

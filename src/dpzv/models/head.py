@@ -51,7 +51,7 @@ class Head(nn.Module):
     @torch.no_grad()
     def shift(self, offset: Offset) -> None:
         """Let the outputs start at `offset`."""
-        self.out.bias.add_(torch.tensor(offset.base, device=self.out.bias.device))
+        self.out.bias.add_(torch.tensor(offset.base))
         self.out.weight.mul_(offset.scale)
 
 
@@ -79,9 +79,9 @@ class SumHead(nn.Module):
         return self.base + self.scale * total
 
 
-def seeded_head(inputs: int, hidden: int, outputs: int, seed: int, stream: str) -> Head:
-    """A head with the random start that the run's `seed` and the stream's name give; the names are a format."""
-    return Head(inputs, hidden, outputs, torch_generator(seed, "head", stream))
+def seeded_head(inputs: int, hidden: int, outputs: int, seed: int) -> Head:
+    """A head with the random start that the run's `seed` gives; the name of the stream is a format."""
+    return Head(inputs, hidden, outputs, torch_generator(seed, "head", "w_0"))
 
 
 def head_of(state: dict[str, Tensor]) -> Head | SumHead:

@@ -155,7 +155,7 @@ class Journal:
 
     @torch.no_grad()
     def _measure(self, head: torch.nn.Module, rows: torch.Tensor) -> Metrics:
-        """Metrics of `head` on test rows [D_test, K]."""
+        """Metrics of `head` on test rows [D_test, k_1+...+k_M]."""
         return measured(self._records, head(rows), self._y_test)
 
     def _participation(self) -> list[dict[str, Any]]:

@@ -10,12 +10,7 @@ from dpzv.errors import ConfigError
 from dpzv.models.head import NO_OFFSET, Head, Offset, SumHead, base_offset, seeded_head
 from dpzv.privacy.label_counts import frequencies
 
-__all__ = ["check_head", "first_head", "make_head"]
-
-
-def make_head(config: Config, inputs: int, outputs: int, stream: str) -> Head:
-    """A head on the run's accelerator, with a random start of its own; the name `stream` is a format of seeded runs."""
-    return seeded_head(inputs, config.head.hidden, outputs, config.train.seed, stream).to(config.runtime.accelerator)
+__all__ = ["check_head", "first_head"]
 
 
 def check_head(config: Config, records: ServerRecords, widths: tuple[int, ...]) -> None:
@@ -56,6 +51,6 @@ def first_head(config: Config, records: ServerRecords, inputs: int, counts: tupl
         offset = base_offset(base, records.task, records.outputs)
     if config.head.model == "sum":
         return SumHead(records.outputs, offset).to(config.runtime.accelerator)
-    head = make_head(config, inputs, records.outputs, "w_0")
+    head = seeded_head(inputs, config.head.hidden, records.outputs, config.train.seed)
     head.shift(offset)
-    return head
+    return head.to(config.runtime.accelerator)
