@@ -29,8 +29,8 @@ __all__ = ["Frozen", "HeadParts", "HeadRule", "JointZO", "OwnSGD", "OwnZO", "mak
 class HeadParts(Struct, frozen=True, kw_only=True):
     """What a head rule is made from; each rule takes what it needs.
 
-    `table` [D, k_1+...+k_M] and `y` [D] are all records, and `noise` is what makes steps over them private; rules without private
-    steps of their own take none of the three.
+    `table` [D, k_1+...+k_M] and `y` [D] are all records, and `noise` is what makes steps over them private; rules
+    without private steps of their own take none of the three.
     """
 
     head: torch.nn.Module
