@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,11 @@ class _ConstantHead(Frozen):
 
     def output(self, number: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
         return _OUTPUT
+
+    def outputs(
+        self, first: int, rows: torch.Tensor, columns: slice, h: Sequence[NDArray[np.float32]], lam: float
+    ) -> Iterator[torch.Tensor]:
+        return iter([_OUTPUT] * len(h))
 
 
 _OUTPUT, _LOSSES = torch.zeros(B, OUTPUTS), torch.zeros(B)

@@ -24,7 +24,7 @@ from dpzv.methods.dpzv import DpzvDevice
 from dpzv.methods.heads import HeadParts, make_head_rule
 from dpzv.methods.rules import Question, Uplink, make_device_rule, make_server_rule
 from dpzv.methods.steps import Directions, Steps
-from dpzv.models.head import seeded_head
+from dpzv.models.head import Head, SumHead, seeded_head
 from dpzv.privacy.noise import SeededNoise
 from dpzv.privacy.statement import read_ledger
 from dpzv.rng import seed_of
@@ -74,7 +74,7 @@ def test_a_run_is_that_of_a_plain_script(tmp_path: Path) -> None:
             torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
 
 
-def parts(head: torch.nn.Module, momentum: float = 0.0) -> HeadParts:
+def parts(head: Head | SumHead, momentum: float = 0.0) -> HeadParts:
     steps = Steps(0.5, momentum, "constant", 1)
     return HeadParts(head=head, loss=squared, steps=steps, seed=3, lam=LAM)
 
@@ -148,7 +148,7 @@ def test_embeddings_are_at_the_shifted_weights_one_after_the_other() -> None:
 def test_one_record_moves_the_sum_by_at_most_the_euclidean_clip() -> None:
     """Hostile embeddings of one record, the rest the same; the table keeps h."""
     K, C, y = 6, 0.3, torch.zeros(B)
-    server = make_server_rule("dpzv", make_head_rule("frozen", parts(torch.nn.Identity())), squared, C, K=K)
+    server = make_server_rule("dpzv", make_head_rule("frozen", parts(SumHead(1))), squared, C, K=K)
     h = [torch.randn(B, 1, generator=torch.Generator().manual_seed(j)) * 1e-2 for j in range(K + 1)]
     seen = []
     for value in (0.0, -3e4, 6e4, 1e-42, math.nan, math.inf):
@@ -163,6 +163,25 @@ def test_one_record_moves_the_sum_by_at_most_the_euclidean_clip() -> None:
     moved = [sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) for one in seen for other in seen]
     assert max(moved) <= (2 * 2**40) ** 2
     assert max(moved) > (0.9 * 2**40) ** 2
+
+
+@pytest.mark.parametrize("rule", ["frozen", "joint-zo", "sum"])
+def test_outputs_along_directions_are_those_of_all_columns(rule: str) -> None:
+    """The middle device of three asks; the rule with a joint step sees another w_0 in each evaluation."""
+    head = SumHead(2) if rule == "sum" else seeded_head(6, 5, 2, seed=1)
+    rows, columns = torch.randn(B, 6), slice(2, 4)
+    h = [np.random.default_rng(j).standard_normal((B, 2), np.float32) for j in range(4)]
+    rows[:, columns] = torch.from_numpy(h[0])
+    made = make_head_rule("joint-zo" if rule == "joint-zo" else "frozen", parts(head))
+    before = rows.clone()
+    found = list(made.outputs(8, rows, columns, h, 0.1))
+    assert torch.equal(rows, before)
+    assert len(found) == 4
+    for j, output in enumerate(found):
+        rows[:, columns] = torch.from_numpy(h[j])
+        expected = made.output(8 + j - 1, rows, 0.1 if j else 0.0)
+        torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found[1], found[2], atol=1e-2)
 
 
 def test_a_run_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:

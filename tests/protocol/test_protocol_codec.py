@@ -292,3 +292,20 @@ def test_a_release_that_is_not_finite_is_refused() -> None:
     codec = Codec("float32", LAM)
     with pytest.raises(PeerError, match="finite"):
         codec.decode(codec.encode(Release(1, 1, 0, np.array([math.nan]))))
+
+
+@pytest.mark.parametrize("rows", [1, 6, 7, 1638, 1639])
+def test_a_frame_is_what_messagepack_writes(rows: int) -> None:
+    """Around the lengths at which MessagePack counts bytes in another way: 256 and 65,536."""
+    h = tuple(np.random.default_rng(j).standard_normal((rows, 10), np.float32) for j in range(4))
+    codec = Codec("float32", LAM, arrays=4)
+    others = b"".join(one.tobytes() for one in h[1:])
+    frames = {
+        codec.encode(Embeddings(2, 70_000, h)): ["e", 2, 70_000, [rows, 10], [h[0].tobytes(), others]],
+        codec.encode(Embeddings(2, 5, h[:1])): ["e", 2, 5, [rows, 10], [h[0].tobytes()]],
+        codec.encode(Fill(2, 300, h[0])): ["f", 2, 300, [rows, 10], h[0].tobytes()],
+        codec.encode(Evaluation(2, 300, h[0])): ["v", 2, 300, [rows, 10], h[0].tobytes()],
+    }
+    for frame, fields in frames.items():
+        assert frame == msgspec.msgpack.encode(fields)
+    assert codec.encode(Fill(2, 300, h[0]), b"mark") == b"mark" + codec.encode(Fill(2, 300, h[0]))

@@ -78,11 +78,13 @@ class DpzvServer(ServerRule):
             difference = delta_zo(f_plus, f_minus, lam)
             clipped, above = clipped_sum(difference, self.C, asked.contributes), np.abs(difference) > self.C
             return Answer(np.array([clipped.total]), clipped.grid, len(asked.y), int(np.count_nonzero(above)))
-        moved = [self._loss(asked, h_j, first + j, lam) for j, h_j in enumerate(h[1:])]
-        f = self._loss(asked, h[0], first, 0.0)
+        asked.put(h[0])
+        outputs = self.head_rule.outputs(first, asked.rows, asked.columns, h, lam)
+        f, *moved = (self.loss(output, asked.y) for output in outputs)
         differences, clip = one_sided(moved, f, lam), euclidean_clip(self.C, self.K)
         totals, grid = clipped_rows(differences, clip, asked.contributes)
-        above = np.linalg.norm(differences, axis=1) > clip
+        with np.errstate(over="ignore"):
+            above = np.add.reduce(np.square(differences), axis=1) > clip * clip
         return Answer(totals.sum(axis=0), grid, len(asked.y), int(np.count_nonzero(above)))
 
     def _loss(self, asked: Question, h: NDArray[np.float32], number: int, offset: float) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from dpzv.declarations import head_rule_facts
 from dpzv.methods.steps import Directions, Steps, sgd_step, still, zo_step
+from dpzv.models.head import Head, SumHead
 from dpzv.models.losses import Loss
 from dpzv.privacy.head_steps import HeadNoise, NoiseState
 from dpzv.terms import HeadRuleName
@@ -33,7 +35,7 @@ class HeadParts(Struct, frozen=True, kw_only=True):
     without private steps of their own take none of the three.
     """
 
-    head: torch.nn.Module
+    head: Head | SumHead
     loss: Loss
     steps: Steps
     seed: int
@@ -64,6 +66,15 @@ class HeadRule(ABC):
         """
         output: torch.Tensor = self.head(rows)
         return output
+
+    def outputs(
+        self, first: int, rows: torch.Tensor, columns: slice, h: Sequence[NDArray[np.float32]], lam: float
+    ) -> Iterator[torch.Tensor]:
+        """The outputs for `rows`, whose `columns` are `h[0]`, then those where they are `h[1]`, `h[2]` and so on.
+
+        For the latter a rule may shift w_0 by `lam` along its directions, numbered from `first` on.
+        """
+        return self.head.along(rows, columns, (_step(h[0], h_j).to(rows.device) for h_j in h[1:]))
 
     @abstractmethod
     def move(self, t: int, Delta: NDArray[np.float64], rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
@@ -101,6 +112,16 @@ class JointZO(_Moving):
         with perturbed(self._u(number), offset):
             return super().output(number, rows, offset)
 
+    def outputs(
+        self, first: int, rows: torch.Tensor, columns: slice, h: Sequence[NDArray[np.float32]], lam: float
+    ) -> Iterator[torch.Tensor]:
+        """The head at w_0 for `h[0]`, and at w_0 + lam*u_0j for `h[j]`, which reads all columns each time."""
+        yield self.output(first, rows, 0.0)
+        rows = rows.clone()
+        for j, h_j in enumerate(h[1:]):
+            rows[:, columns] = torch.tensor(h_j, device=rows.device)
+            yield self.output(first + j, rows, lam)
+
     def move(self, t: int, Delta: NDArray[np.float64], rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """w_0 <- w_0 - eta_0 * (1/K) * sum_j Delta_j * u_0j: uses nothing but the K released numbers."""
         zo_step(self.velocity, self._u, t * len(Delta), Delta, self._steps, t)
@@ -127,6 +148,12 @@ class OwnSGD(_Moving):
         with torch.enable_grad():
             gradients = torch.autograd.grad(self._loss(self.head(rows), y).mean(), parameters)
         sgd_step(parameters, gradients, self.velocity, self._steps, t)
+
+
+def _step(h: NDArray[np.float32], h_j: NDArray[np.float32]) -> torch.Tensor:
+    """From one embedding to another; a row with a number that is not finite has a step that is not."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return torch.from_numpy(h_j - h)
 
 
 def make_head_rule(name: HeadRuleName, parts: HeadParts) -> HeadRule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from msgspec import Struct
@@ -48,6 +48,16 @@ class Head(nn.Module):
         output: Tensor = self.out(self.hidden(h).relu())
         return output
 
+    def along(self, h: Tensor, columns: slice, steps: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Outputs for `h`, then for each of `steps` [B, k] those for `h` with the step added to these columns.
+
+        The first layer reads all columns once, and then only what changes.
+        """
+        first, some = self.hidden(h), self.hidden.weight[:, columns].T
+        yield self.out(first.relu())
+        for step in steps:
+            yield self.out(torch.addmm(first, step, some).relu_())
+
     @torch.no_grad()
     def shift(self, offset: Offset) -> None:
         """Let the outputs start at `offset`."""
@@ -77,6 +87,13 @@ class SumHead(nn.Module):
         for start in range(outputs, h.shape[1], outputs):  # torch's sum over so few numbers takes many times as long
             total += h[:, start : start + outputs]
         return self.base + self.scale * total
+
+    def along(self, h: Tensor, columns: slice, steps: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Outputs for `h`, then for each of `steps` [B, outputs] those for `h` with the step added to these columns."""
+        first = self(h)
+        yield first
+        for step in steps:
+            yield first + self.scale * step
 
 
 def seeded_head(inputs: int, hidden: int, outputs: int, seed: int) -> Head:

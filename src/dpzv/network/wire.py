@@ -197,7 +197,7 @@ def pack(control: Control) -> bytes:
 
 def pack_message(codec: Codec, message: Message) -> bytes:
     """The frame of a message of the protocol."""
-    return MESSAGE + codec.encode(message)
+    return codec.encode(message, MESSAGE)
 
 
 def pack_release(codec: Codec, release: Release, receipt: bytes) -> bytes:

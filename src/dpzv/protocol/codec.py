@@ -12,6 +12,7 @@ belongs to one record (vafl's gradients).
 
 from __future__ import annotations
 
+import operator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -69,6 +70,12 @@ class _Release(_Wire, tag="r"):
 
 _DECODER = msgspec.msgpack.Decoder(_Fill | _Embeddings | _Evaluation | _Release)
 
+_EMPTY, _NOTHING = msgspec.msgpack.encode(()), msgspec.msgpack.encode(b"")
+"""How a frame ends that has no arrays yet: MessagePack's list of no entries, and its bytes of length 0."""
+
+
+_SIZE = operator.attrgetter("nbytes")
+
 
 class Codec:
     """Encodes and decodes the messages of one device, whose smoothing radius `lam` is public.
@@ -109,17 +116,28 @@ class Codec:
         """Bytes of the longest frame with arrays of `rows` rows of this width, as many as a message may have."""
         return rows * (width * (self._first + (self._arrays - 1) * self._other) + self._beside) + FRAMING
 
-    def encode(self, message: Message) -> bytes:
-        """The frame of a message."""
-        wire: _Wire
-        if isinstance(message, Embeddings):
-            wire = _Embeddings(message.m, message.position, message.h[0].shape, self._pack(message.h, message))
-        elif isinstance(message, Release):
+    def encode(self, message: Message, before: bytes = b"") -> bytes:
+        """The frame of a message, after the bytes `before`.
+
+        MessagePack writes everything but the arrays, whose bytes are then copied once: they are nearly all of a frame.
+        """
+        if isinstance(message, Release):
             wire = _Release(message.t, message.m, message.position, message.Delta.astype(self._answer).tobytes())
+            return before + self._encoder.encode(wire)
+        if isinstance(message, Embeddings):
+            start = self._encoder.encode(_Embeddings(message.m, message.position, message.h[0].shape, ()))
+            parts = self._pack(message.h, message)
+            start = start[: -len(_EMPTY)] + bytes([_EMPTY[0] + len(parts)])
         else:
             kind = _Fill if isinstance(message, Fill) else _Evaluation
-            wire = kind(message.m, message.start, message.h.shape, *self._pack((message.h,)))
-        return self._encoder.encode(wire)
+            start = self._encoder.encode(kind(message.m, message.start, message.h.shape, memoryview(b"")))
+            start, parts = start[: -len(_NOTHING)], self._pack((message.h,))
+        frame: list[bytes | memoryview] = [before, start]
+        for part in parts:
+            size = sum(map(_SIZE, part))
+            width, tag = (1, b"\xc4") if size < 1 << 8 else (2, b"\xc5") if size < 1 << 16 else (4, b"\xc6")
+            frame += (tag, size.to_bytes(width, "big"), *part)  # as MessagePack writes bytes
+        return b"".join(frame)
 
     def decode(self, frame: bytes | memoryview) -> Message:
         """The message of a frame; anything malformed is a `PeerError`, whatever its bytes."""
@@ -142,24 +160,26 @@ class Codec:
             raise PeerError("a release must hold finite numbers only, got others; the link is closed.")
         return Release(wire.t, wire.m, wire.position, numbers.astype(np.float64))
 
-    def _pack(self, arrays: Arrays, batch: Embeddings | None = None) -> tuple[memoryview, ...]:
-        """The bytes of an array alone, or the parts of `_Embeddings.h` of a batch."""
+    def _pack(self, arrays: Arrays, batch: Embeddings | None = None) -> list[list[memoryview]]:
+        """The bytes of an array alone, or the parts of `_Embeddings.h` of a batch, each in one or more pieces."""
         first, *others = arrays
-        parts, scales = [first, *others] if len(others) < 2 else [first, np.stack(others)], []
         # a value beyond half precision's range becomes inf, and the server stores that row as zeros
         with np.errstate(over="ignore", invalid="ignore"):
             if self._slopes and len(others) == 1:
-                parts = [(first + others[0]) * 0.5, (first - others[0]) / (self._lam + self._lam)]
+                first, others = (first + others[0]) * 0.5, [(first - others[0]) / (self._lam + self._lam)]
             elif self._slopes and others:
-                parts[1] -= first
-                parts[1] /= self._lam
-            packed = []
+                slopes = np.stack(others)
+                slopes -= first
+                slopes /= self._lam
+                others = list(slopes)
             if self._bytes and batch is not None and others:
-                steps = parts.pop().reshape(-1, *first.shape)
-                scales = list(to_bytes(steps, self._seed, batch.m, batch.position))
-            for part in parts:
-                packed.append(np.ascontiguousarray(part, self._type).data)
-        return *packed, *scales
+                whole = np.stack(others) if len(others) == 1 else slopes
+                steps, scales = to_bytes(whole, self._seed, batch.m, batch.position)
+                return [[np.ascontiguousarray(first, self._type).data], [steps], [scales]]
+            parts: list[list[memoryview]] = [[], []]
+            for i, h in enumerate((first, *others)):
+                parts[i > 0].append(np.ascontiguousarray(h, self._type).data)
+        return parts if others else parts[:1]
 
     def _unpack(self, parts: tuple[memoryview, ...], shape: tuple[int, int]) -> Arrays:
         """The arrays of a message, each of this shape; none is built unless their number and sizes are right."""

@@ -83,16 +83,18 @@ def clipped_rows(
             f"a batch must have at most {MOST_RECORDS} records of {MOST_NUMBERS} numbers each, got {len(rows)} of "
             f"{rows.shape[1]}; lower train.B or the number of directions."
         )
-    keep: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(rows), axis=1)
+    terms, keep = rows, np.logical_and.reduce(np.isfinite(rows), axis=1)
     keep = keep if contributes is None else keep & contributes
-    terms = np.where(keep[:, None], rows, 0.0)
+    if not keep.all():
+        terms = np.where(keep[:, None], rows, 0.0)
     if math.isinf(C):
         return terms, 1.0
     grid = math.ldexp(C, -GRID_BITS)
-    largest = np.abs(terms).max(axis=1, keepdims=True)
+    largest = np.maximum.reduce(np.abs(terms), axis=1)
     largest[largest == 0] = 1.0
-    unit = terms / largest
-    norm = np.sqrt(np.einsum("ij,ij->i", unit, unit))[:, None]
+    unit = terms / largest[:, None]
+    norm = np.sqrt(np.add.reduce(np.square(unit), axis=1))
     with np.errstate(over="ignore"):  # a quotient that overflows is not the smaller one
         size = np.minimum(largest / grid, INSIDE / np.maximum(norm, 1.0))
-    return np.trunc(unit * size).astype(np.int64), grid
+    unit *= size[:, None]
+    return unit.astype(np.int64), grid  # which rounds towards zero
