@@ -8,20 +8,22 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.method_memory import BAR, measured
+from benchmarks.method_memory import BAR
 from tests.oracles import direction, whole
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError, DataError
 from dpzv.models.layers import train_last
 from dpzv.models.rowwise import require_rowwise
-from dpzv.models.text import ATTENTION, TextEncoder, load_bert
+from dpzv.models.text import ATTENTION, KINDS, TextEncoder, load_encoder
+from dpzv.runtime.memory_peak import measured
 from dpzv.zo.directions import layout
 from dpzv.zo.perturb import step, two_point
 
 transformers = pytest.importorskip("transformers")
 
 HIDDEN, TOKENS, WORDS = 32, 12, 500
+GAIN = KINDS["bert"].gain
 
 
 def generator(seed: int) -> torch.Generator:
@@ -71,7 +73,7 @@ def test_padding_changes_nothing_and_pooling_is_the_mean_over_tokens() -> None:
         h = text(ids)
         for row, n in zip(range(1, 7), (2, 4, 6, 8, 10, 12), strict=True):
             states = plain(input_ids=ids[row : row + 1, :n].long()).last_hidden_state  # without any padding
-            torch.testing.assert_close(h[row], TextEncoder.GAIN * states[0].mean(0), atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(h[row], GAIN * states[0].mean(0), atol=1e-4, rtol=1e-4)
     assert (h[0] == 0).all()  # no token, no embedding
 
 
@@ -129,8 +131,8 @@ def test_the_last_layers_of_a_bert_come_with_the_map() -> None:
 
 def test_the_map_is_the_identity_or_a_projection() -> None:
     same = network().out.weight.detach()
-    torch.testing.assert_close(same, TextEncoder.GAIN * torch.eye(HIDDEN))
-    narrow = network(10).out.weight.detach() / TextEncoder.GAIN
+    torch.testing.assert_close(same, GAIN * torch.eye(HIDDEN))
+    narrow = network(10).out.weight.detach() / GAIN
     torch.testing.assert_close(narrow @ narrow.T, torch.eye(10), atol=1e-5, rtol=0)
     state = torch.random.get_rng_state()
     encoder = bert()
@@ -148,7 +150,7 @@ def test_too_many_tokens() -> None:
 
 def test_loading_a_folder(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     state = torch.random.get_rng_state()
-    loaded = load_bert(folder)
+    loaded = load_encoder(folder)
     assert torch.equal(state, torch.random.get_rng_state())
     assert capfd.readouterr() == ("", "")  # no bars, no reports
     text = TextEncoder(loaded, HIDDEN, generator(1))
@@ -161,17 +163,17 @@ def test_folders_that_are_no_whole_bert(folder: Path, tmp_path: Path) -> None:
     weights = folder / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match="should hold the weights of a BERT"):
-        load_bert(folder)
+    with pytest.raises(DataError, match="should hold the weights of an encoder"):
+        load_encoder(folder)
     weights.unlink()
-    with pytest.raises(DataError, match="should hold the weights of a BERT"):
-        load_bert(folder)
+    with pytest.raises(DataError, match="should hold the weights of an encoder"):
+        load_encoder(folder)
     (folder / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ConfigError, match="an encoder of type 'bert', got 'gpt2'"):
-        load_bert(folder)
+    with pytest.raises(ConfigError, match="an encoder of type 'bert' or 'mpnet', got 'gpt2'"):
+        load_encoder(folder)
     (folder / "config.json").unlink()
     with pytest.raises(DataError, match=r"should hold a readable config\.json"):
-        load_bert(folder)
+        load_encoder(folder)
 
 
 def test_missing_weights_do_not_start_at_random(folder: Path) -> None:
@@ -182,13 +184,13 @@ def test_missing_weights_do_not_start_at_random(folder: Path) -> None:
     state.pop("encoder.layer.1.output.dense.weight")
     save_file(state, weights, metadata={"format": "pt"})
     with pytest.raises(DataError, match="but 1 are missing"):
-        load_bert(folder)
+        load_encoder(folder)
 
 
 def test_without_transformers_the_command_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match=r"run: pip install 'dpzv\[text\]'"):
-        load_bert(folder)
+        load_encoder(folder)
 
 
 def test_a_zeroth_order_round_of_a_bert_takes_inference_memory() -> None:
