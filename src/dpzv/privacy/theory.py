@@ -1,19 +1,41 @@
-"""The paper's convergence theorem in numbers: its bound term by term, what it admits, and the corollary's rounds.
+"""The paper's convergence theorem in numbers: its lemmas, its bound term by term, what it admits, its corollary.
 
-The constants are those of the proof, before they vanish in O(.). Four places of the paper are read as the proof needs
-them, each marked below: the sign in the least clip, the dimension in the largest step, the power of T in the fifth
-term, and the dimension in the corollary's T.
+The paper's proof does not hold as printed: all records of a batch share one direction, clipping shortens every record
+by a share of its own, and a few constants are lost on the way (docs/fidelity.md lists them). The bound here has its
+rate and comes from a proof without these gaps. It is for devices with their own numbers of weights and participation.
+
+The proof, for one round. Block m is device m, or the server for m = 0. With s, c, M2 of `smoothing_bias`, `clip_bias`
+and `second_moment`, the mean of block m's step is the gradient plus an error of squared norm at most
+3 (L^2 Delta + s^2 + c^2), where Delta is the squared distance of the delayed weights. So smoothness gives
+E F(next) <= F - sum q_m (eta/2) |grad_m|^2 + sum q_m (3 eta/2) (L^2 Delta + s^2 + c^2) + sum q_m (L eta^2/2) M2. A
+weighted sum of the last tau moves is added to F, with weights that fall from `gamma_1` to 0 such that the terms in
+Delta cancel. For an admissible eta at least (eta/4) q_m |grad_m|^2 is left of the first sum.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dpzv.errors import ConfigError
 from dpzv.validate import positive, whole
 
-__all__ = ["Bound", "Constants", "admissible_eta", "admissible_lam", "bound", "corollary_rounds", "least_clip"]
+__all__ = [
+    "Bound",
+    "Constants",
+    "Corollary",
+    "admissible_eta",
+    "admissible_lam",
+    "bound",
+    "clip_bias",
+    "clip_probability",
+    "corollary",
+    "least_clip",
+    "loss_bias",
+    "second_moment",
+    "smoothing_bias",
+]
 
 # A record's difference is clipped with probability at most this times exp(-C_0^2 / (8 l^2)).
 _CLIP_FACTOR = 2 * math.sqrt(2 * math.pi)
@@ -23,50 +45,76 @@ _CLIP_FACTOR = 2 * math.sqrt(2 * math.pi)
 class Constants:
     """What the theorem assumes of a problem and of the run.
 
-    F: expected decrease of the loss over the run, at most F(w^0) minus its infimum. L, l: smoothness and Lipschitz
-    constant of every record's loss. sigma_s: standard deviation of a record's gradient. d, d_0, d_m: numbers of all
-    parameters, of w_0, and of the largest device. q_m: least participation probability of a device (those of all
-    devices sum to 1). tau: largest delay in rounds. B: batch.
+    F: loss at the start minus its infimum. L, l: smoothness and Lipschitz constant of every record's loss. sigma_s:
+    standard deviation of a record's gradient. d_0: number of the weights w_0 that the server trains, 0 if it trains
+    none. d_m, q_m: number of weights and participation probability of every device; empty q_m stands for equal ones.
+    tau: largest delay in rounds. B: batch.
     """
 
     F: float
     L: float
     l: float  # noqa: E741 (the paper's letter)
     sigma_s: float
-    d: int
     d_0: int
-    d_m: int
-    q_m: float
+    d_m: tuple[int, ...]
     tau: int
     B: int
+    q_m: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("F", "L", "l"):
             positive(name, getattr(self, name))
-        for name, least in (("d", 1), ("d_0", 0), ("d_m", 1), ("tau", 0), ("B", 1)):
+        for name, least in (("d_0", 0), ("tau", 0), ("B", 1)):
             whole(name, getattr(self, name), least)
-        if not 0 < self.q_m <= 1 or self.sigma_s < 0 or self.d < max(self.d_0, self.d_m):
+        for d_m in self.d_m:
+            whole("d_m", d_m, 1)
+        if not self.d_m or self.sigma_s < 0:
             raise ConfigError(
-                f"expected 0 < q_m <= 1, sigma_s >= 0 and d >= d_0, d_m, got q_m={self.q_m:g}, "
-                f"sigma_s={self.sigma_s:g}, d={self.d}; check the constants."
+                f"expected d_m of at least one device and sigma_s >= 0, got {len(self.d_m)} devices and "
+                f"sigma_s={self.sigma_s:g}; check the constants."
             )
+        q = self.participation
+        if len(q) != len(self.d_m) or min(q) <= 0 or abs(math.fsum(q) - 1) > 1e-6:
+            raise ConfigError(
+                f"expected one q_m > 0 for each of the {len(self.d_m)} devices with a sum of 1, got {len(q)} with the "
+                f"sum {math.fsum(q):g} and the least {min(q):g}; correct them, or leave them out for equal ones."
+            )
+
+    @property
+    def participation(self) -> tuple[float, ...]:
+        """The participation probability of every device."""
+        return self.q_m or (1 / len(self.d_m),) * len(self.d_m)
+
+    @property
+    def d(self) -> int:
+        """The number of all trained weights."""
+        return self.d_0 + sum(self.d_m)
+
+    @property
+    def largest(self) -> int:
+        """The number of weights of the largest block, d_* in the paper."""
+        return max(self.d_0, *self.d_m)
+
+    def blocks(self) -> Iterator[tuple[int, float, bool]]:
+        """Number of weights, participation and whether it is a device, of the server (if it trains) and the devices."""
+        if self.d_0:
+            yield self.d_0, 1.0, False
+        for d_m, q_m in zip(self.d_m, self.participation, strict=True):
+            yield d_m, q_m, True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
     """A bound on the mean over rounds of the squared gradient norm: the sum of its terms.
 
-    Each term has one cause. start: the distance of the start. zo: the bias of two-point estimates. smoothing: the
-    smoothed loss. sampling: the batches. smoothing_noise: both of these together. clipping: what is clipped away.
-    noise: the privacy noise. Each is already divided by `1 - clip_probability`. `admissible` is whether eta, lam and C
-    are as the theorem asks.
+    Each term has one cause. start: the distance of the start. smoothing: finite differences in place of slopes.
+    sampling: the batches. clipping: what is clipped away. noise: the privacy noise. `admissible` is whether eta, lam
+    and C are as the theorem asks; the bound holds wherever it is finite.
     """
 
     start: float
-    zo: float
     smoothing: float
     sampling: float
-    smoothing_noise: float
     clipping: float
     noise: float
     clip_probability: float
@@ -75,29 +123,79 @@ class Bound:
     @property
     def total(self) -> float:
         """The bound."""
-        terms = (self.start, self.zo, self.smoothing, self.sampling, self.smoothing_noise, self.clipping, self.noise)
-        return math.fsum(terms)
+        return math.fsum((self.start, self.smoothing, self.sampling, self.clipping, self.noise))
 
 
-def gamma_1(constants: Constants, eta: float) -> float:
-    """The weight of the newest delay in the proof's Lyapunov function; infinite if eta is too large."""
-    L, tau = constants.L, constants.tau
-    left = 1 - (tau * eta * L) ** 2
-    return tau**2 * 2 * eta * L * (0.5 + 2 * eta * L**2) / left if left > 0 else math.inf
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corollary:
+    """printed_rounds: the corollary's T with all constants 1. rounds: the T at which its bound is least. rate: the
+    order sqrt(d) / (D mu) of the bound there."""
+
+    printed_rounds: float
+    rounds: float
+    rate: float
 
 
-def admissible_eta(constants: Constants, T: int) -> float:
+def loss_bias(L: float, lam: float, d: int) -> float:
+    """How far the smoothed loss is from the loss, at most: L lam^2 d / 2 (the paper's first lemma)."""
+    return L * lam**2 * d / 2
+
+
+def smoothing_bias(L: float, lam: float, d: int) -> float:
+    """How far the mean of a two-point estimate is from the gradient, in norm, at most: L lam d^(3/2) / 2.
+
+    The mean is the gradient of the smoothed loss (the paper's first lemma).
+    """
+    return L * lam * d * math.sqrt(d) / 2
+
+
+def clip_probability(constants: Constants, lam: float, C: float, d: int | None = None) -> float:
+    """Bound on the probability that a record's difference is clipped; 1 where the lemma says nothing.
+
+    A direction of norm sqrt(d) leaves L lam d / 2 beside the slope; `d` is that of the largest block if not given.
+    """
+    room = C - constants.L * lam * (d or constants.largest) / 2
+    if room <= 0:
+        return 1.0
+    return min(1.0, _tail(constants, room))
+
+
+def clip_bias(constants: Constants, lam: float, C: float, d: int) -> float:
+    """How far clipping moves the mean of an estimate in block of `d` weights, in norm, at most; infinite if unknown.
+
+    What is cut off a difference, e = (|delta| - C)_+, has E e^2 <= 8 l^2 X, where X exp(-s^2 / (8 l^2)) bounds the
+    probability of |delta| >= C + s. The mean moves by E[e u], and |E[e u]| <= sqrt(E e^2), since E[u u^T] is the
+    identity. The paper has the mean (1 - P) grad F instead. But every record is shortened by a share of its own, so the
+    mean can even point against grad F.
+    """
+    return constants.l * math.sqrt(8 * _excess(constants, lam, C, d))
+
+
+def second_moment(
+    constants: Constants, squared_gradient: float, *, d: int, lam: float, C: float, sigma_dp: float
+) -> float:
+    """E |G|^2, at most, of a clipped and noisy estimate of a batch in a block of `d` weights, without delay.
+
+    The differences of a batch have one direction in common, so their mean is the difference of the batch's mean loss:
+    only `sigma_s`^2 is divided by B. (The paper divides the squared gradient by B, too.) Its variance is at most this.
+    """
+    k = 1 + math.sqrt(_excess(constants, lam, C, d))
+    differences = 2 * squared_gradient + _spread(constants, lam, C, d)
+    return k * d * differences + sigma_dp**2 * d
+
+
+def admissible_eta(constants: Constants, T: int, *, lam: float, C: float) -> float:
     """The largest step size the theorem admits for `T` rounds.
 
     The condition bounds eta by a falling function of eta itself, through `gamma_1`, so the largest is found by
     bisection and rounded down.
     """
-    low, high = 0.0, 1 / math.sqrt(whole("T", T, 1) * constants.d_m)
-    if high <= _eta_limit(constants, high):
+    low, high = 0.0, 1 / math.sqrt(whole("T", T, 1) * constants.largest)
+    if high <= _eta_limit(constants, high, lam, C):
         return high
     for _ in range(200):
         middle = (low + high) / 2
-        if middle <= _eta_limit(constants, middle):
+        if middle <= _eta_limit(constants, middle, lam, C):
             low = middle
         else:
             high = middle
@@ -114,51 +212,59 @@ def least_clip(constants: Constants, lam: float) -> float:
 
     The paper prints a minus, but its lemma needs C >= C_0 + L lam d / 2 with a C_0 that makes the probability small.
     """
-    return constants.L * lam * constants.d / 2 + constants.l * math.sqrt(8 * math.log(_CLIP_FACTOR))
+    return constants.L * lam * constants.largest / 2 + constants.l * math.sqrt(8 * math.log(_CLIP_FACTOR))
 
 
-def clip_probability(constants: Constants, lam: float, C: float) -> float:
-    """Bound on the probability that a record's difference is clipped; 1 where the lemma says nothing."""
-    room = C - constants.L * lam * constants.d / 2
-    if room <= 0:
-        return 1.0
-    return min(1.0, _CLIP_FACTOR * math.exp(-((room / constants.l) ** 2) / 8))
+def gamma_1(constants: Constants, eta: float, lam: float, C: float) -> float:
+    """The weight of the newest move in the proof's sum of loss and moves; infinite if eta is too large."""
+    L, tau = constants.L, constants.tau
+    if not tau:
+        return 0.0
+    moves = [(q * _delayed(constants, lam, C, d), q, device) for d, q, device in constants.blocks()]
+    above = math.fsum(1.5 * eta * L**2 * q + L * eta**2 / 2 * part for part, q, _ in moves)
+    left = 1 - (tau * eta) ** 2 * math.fsum(part for part, _, device in moves if device)
+    return tau**2 * above / left if left > 0 and math.isfinite(above) else math.inf
 
 
 def bound(constants: Constants, *, T: int, eta: float, lam: float, C: float, sigma_dp: float) -> Bound:
-    """Theorem 1 with its constants, for these choices; infinite where clipping is not rare.
+    """The theorem for these choices; infinite where a step is too large or nearly everything is clipped.
 
-    `lam` enters the clipping only; elsewhere the proof has inserted the largest lam that it admits. The last formula of
-    the proof prints T^(1/2) in `smoothing_noise`; the one before it has T^(3/2), which is right. A negative term is
-    dropped.
+    With eta = 1 / sqrt(T d_*) and lam = 1 / (L d sqrt(T)) the start, the sampling and the noise fall as sqrt(d_* / T),
+    as in the paper.
     """
     for name, value in {"eta": eta, "lam": lam, "C": C}.items():
         positive(name, value)
-    k, d_m, B = constants, constants.d_m, constants.B
-    L, gamma = k.L, gamma_1(k, eta)
-    P = clip_probability(k, lam, C) if math.isfinite(C) else 0.0
-    clipped = P * C**2 if P else 0.0
-    both = (4 - B) * L + (B + 2) * gamma
+    k, slack = constants, 1 + 1e-12
+    limit = _eta_limit(k, eta, lam, C)
+    smoothing = sampling = clipping = noise = 0.0
+    for d, q, device in k.blocks():
+        excess = _excess(k, lam, C, d)
+        kept = 1 + math.sqrt(excess)
+        weight = 4 * eta * q * d * (k.L / 2 + (gamma_1(k, eta, lam, C) if device else 0.0))
+        smoothing += 6 * q * smoothing_bias(k.L, lam, d) ** 2 + weight * kept * (k.L * lam * d) ** 2 / 2
+        sampling += weight * kept * 2 * k.sigma_s**2 / k.B
+        clipping += 6 * q * clip_bias(k, lam, C, d) ** 2 + weight * kept * 8 * k.l**2 * math.sqrt(excess)
+        noise += weight * sigma_dp**2
+    least = min(q for _, q, _ in k.blocks())
 
     def term(value: float) -> float:
-        return value / (k.q_m * (1 - P)) if P < 1 else math.inf
+        return value / least if eta <= limit * slack else math.inf
 
-    slack = 1 + 1e-12
+    P = clip_probability(k, lam, C)
+    fits = eta <= min(limit, 1 / math.sqrt(T * k.largest)) * slack and lam <= admissible_lam(k, T) * slack and P < 1
     return Bound(
-        start=term(8 * k.F / (eta * T)),
-        zo=term(2 * d_m / T),
-        smoothing=term(8 / (L * k.d * eta * T)),
-        sampling=term(16 * eta * (4 * L + 2 * gamma) * d_m * k.sigma_s**2 / B),
-        smoothing_noise=term(max(0.0, 4 * eta * both * d_m / (B * T))),
-        clipping=term(16 * eta * (2 * L + gamma) * clipped * d_m / B),
-        noise=term(16 * eta * (2 * L + gamma) * sigma_dp**2 * d_m),
+        start=term(4 * k.F / (eta * T)),
+        smoothing=term(smoothing),
+        sampling=term(sampling),
+        clipping=term(clipping),
+        noise=term(noise),
         clip_probability=P,
-        admissible=eta <= admissible_eta(k, T) * slack and lam <= admissible_lam(k, T) * slack and P < 1,
+        admissible=fits,
     )
 
 
-def corollary_rounds(constants: Constants, *, C: float, D: int, mu: float) -> tuple[float, float]:
-    """The corollary's T with all constants 1: as printed, and as its own bound asks for.
+def corollary(constants: Constants, *, C: float, D: int, mu: float) -> Corollary:
+    """The corollary's rounds with all constants 1, as printed and as its own bound asks for, and its rate.
 
     With sigma_dp = 2 C sqrt(T) / (D mu) the noise term grows like sqrt(d T) C^2 / (D mu)^2 while the others fall like
     sqrt(d / T); they meet at T = X (D mu / C)^2, X = F + sigma_s^2 / B + C^2 / (e^(C^2) - 1), where the bound is of the
@@ -166,14 +272,48 @@ def corollary_rounds(constants: Constants, *, C: float, D: int, mu: float) -> tu
     """
     share = C**2 / math.expm1(C**2) if positive("C", C) ** 2 < 700 else 0.0
     X = constants.F + constants.sigma_s**2 / constants.B + share
-    balanced = X * (whole("D", D, 1) * positive("mu", mu) / C) ** 2
-    return balanced * math.sqrt(constants.d), balanced
+    strength = whole("D", D, 1) * positive("mu", mu)
+    balanced, root = X * (strength / C) ** 2, math.sqrt(constants.d)
+    return Corollary(printed_rounds=balanced * root, rounds=balanced, rate=root / strength)
 
 
-def _eta_limit(constants: Constants, eta: float) -> float:
-    """B / (4 L (B + 8 d_0) + 8 gamma_1 (2 d_m + B)), with the larger of d_0 and d_m in place of d_0.
+def _tail(constants: Constants, room: float) -> float:
+    return _CLIP_FACTOR * math.exp(-((room / constants.l) ** 2) / 8)
 
-    The proof needs B + 8 d_m for a device and B + 8 d_0 for the server; the paper prints d_0 in both.
+
+def _excess(constants: Constants, lam: float, C: float, d: int) -> float:
+    """X of `clip_bias`: 0 without a clip, infinite where the clip is below the error of a finite difference."""
+    room = C - constants.L * lam * d / 2
+    if math.isinf(C):
+        return 0.0
+    return _tail(constants, room) if room >= 0 else math.inf
+
+
+def _spread(constants: Constants, lam: float, C: float, d: int) -> float:
+    """What E (difference)^2 has beside the gradient: sampling, smoothing and clipping."""
+    k = constants
+    clipped = 8 * k.l**2 * math.sqrt(_excess(k, lam, C, d))
+    return 2 * k.sigma_s**2 / k.B + (k.L * lam * d) ** 2 / 2 + clipped
+
+
+def _steepness(constants: Constants, lam: float, C: float, d: int) -> float:
+    """The factor of |grad_m|^2 in a block's second moment; with delays the gradient is that of older weights."""
+    return 2 * (1 + math.sqrt(_excess(constants, lam, C, d))) * d * (2 if constants.tau else 1)
+
+
+def _delayed(constants: Constants, lam: float, C: float, d: int) -> float:
+    """The factor of the squared distance of the delayed weights in a block's second moment."""
+    return _steepness(constants, lam, C, d) * constants.L**2
+
+
+def _eta_limit(constants: Constants, eta: float, lam: float, C: float) -> float:
+    """1 / (2 a (L + 2 gamma_1)) for the block where it is least, a = `_steepness`; no gamma_1 for the server.
+
+    The paper prints B / (4 L (B + 8 d_0) + 8 gamma_1 (2 d_m + B)), which is up to B/8 times larger.
     """
-    k, gamma = constants, gamma_1(constants, eta)
-    return k.B / (4 * k.L * (k.B + 8 * max(k.d_0, k.d_m)) + 8 * gamma * (2 * k.d_m + k.B)) if gamma < math.inf else 0.0
+    gamma = gamma_1(constants, eta, lam, C)
+    worst = max(
+        _steepness(constants, lam, C, d) * (constants.L + (2 * gamma if device else 0.0))
+        for d, _, device in constants.blocks()
+    )
+    return 1 / (2 * worst)
