@@ -133,7 +133,7 @@ def test_the_configuration_names_the_choices_of_the_table(key: str, monkeypatch:
     known: dict[str, Any] = {"train.method": METHODS, "head.rule": HEAD_RULES, "devices.start": STARTS}[key]
     monkeypatch.setitem(known, "newest", next(iter(known.values())))
     for word, sentence in (
-        ("oldest", f"invalid enum value 'oldest'; choose one of: {', '.join(known)}."),
+        ("oldest", f"the value 'oldest' is not known; choose one of: {', '.join(known)}."),
         ("[3]", "write text in quotes."),
     ):
         tree = configuration.merge(recipes.tree("digits"), configuration.set_key(f"{key}={word}"))
@@ -151,7 +151,7 @@ def test_an_entry_cannot_be_silent_about_a_fact() -> None:
 def test_names_are_listed_as_in_a_sentence() -> None:
     facts = list(STARTS.values())
     assert listed(facts[:1]) == "random"
-    assert listed(facts[:3]) == "random, weights or gabor"
+    assert listed(facts[:3]) == "random, columns or weights"
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -15,8 +15,8 @@ def request(inputs: int, hidden: int, embedding: int, generator: torch.Generator
     return NetworkRequest(inputs, embedding, hidden, "random", Path, generator)
 
 
-def linear(inputs: int, embedding: int, generator: torch.Generator) -> nn.Linear:
-    return make_linear(request(inputs, 1, embedding, generator))
+def linear(inputs: int, embedding: int, generator: torch.Generator, start: str = "random") -> nn.Linear:
+    return make_linear(NetworkRequest(inputs, embedding, 1, start, Path, generator))
 
 
 def mlp(inputs: int, hidden: int, embedding: int, generator: torch.Generator) -> nn.Sequential:

@@ -48,6 +48,7 @@ def rows(n: int) -> Tensor:
 
 SHIPPED: dict[str, tuple[Callable[[torch.Generator], nn.Module], Callable[[int], Tensor], int]] = {
     "linear": (lambda g: linear(12, 5, g), rows, 5),
+    "columns narrow": (lambda g: linear(12, 5, g, "columns"), rows, 5),
     "mlp": (lambda g: mlp(12, 20, 5, g), rows, 5),
     "cnn": (lambda g: StripCNN(4, 28, 16, g), strips, 16),
     "cnn wide": (lambda g: StripCNN(4, 28, 128, g), strips, 128),
@@ -163,3 +164,17 @@ def test_training_gabor_moves_the_linear_map_only() -> None:
     assert torch.equal(cnn.bank.filters, filters)
     assert not torch.equal(cnn.out.weight, weight)
     assert set(cnn.state_dict()) == {"out.weight", "out.bias"}  # the filters are a formula, not weights
+
+
+def test_a_wide_linear_device_starts_with_its_columns_and_never_fills_the_rest() -> None:
+    x = rows(40)
+    wide = linear(12, 20, generator(1), "columns")
+    assert torch.equal(wide(x), torch.cat([x, torch.zeros(40, 8)], dim=1))
+    with torch.no_grad():
+        for part in wide.parameters():
+            part.add_(torch.randn(part.shape, generator=generator(2)))
+    assert bool((wide(x)[:, :12] != x).all())
+    assert bool((wide(x)[:, 12:] == 0).all())
+    narrow = linear(12, 5, generator(1), "columns")
+    torch.testing.assert_close(narrow.weight @ narrow.weight.T, torch.eye(5))
+    assert sorted(wide.state_dict()) == sorted(narrow.state_dict()) == ["bias", "weight"]

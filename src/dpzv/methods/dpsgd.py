@@ -24,6 +24,7 @@ from dpzv.errors import ConfigError
 from dpzv.methods.heads import HeadParts, HeadRule
 from dpzv.models.head import Head
 from dpzv.models.losses import Loss
+from dpzv.privacy.head_steps import Noise
 from dpzv.sensitivity import SUM_CHUNK
 
 __all__ = ["DPSGD", "clipped_gradient_sum"]
@@ -50,7 +51,7 @@ class DPSGD(HeadRule):
         self.velocity = [torch.zeros_like(w, dtype=torch.float64, requires_grad=False) for w in self.head.parameters()]
         self._shapes = [tuple(w.shape) for w in self.head.parameters()]
         self.noise_state = parts.noise.init(self._shapes)
-        self._loss, self._steps = parts.loss, parts.steps
+        self._loss = parts.loss
         self._table, self._y, self._noise = parts.table, parts.y, parts.noise
         numbers = sum(w.numel() for w in self.head.parameters())
         if self._noise.grid and numbers > MOST_NUMBERS:
@@ -60,15 +61,20 @@ class DPSGD(HeadRule):
         """Take the steps that the gate admitted after round t; the round's own batch is not used."""
         noise = self._noise
         for j in range(steps):
-            drawn, stream = noise.sample(t, j)
+            drawn, added = self.draw(t, j)
             sums = self._sums(drawn)
-            added, self.noise_state = noise.update(self.noise_state, stream, self._shapes)
-            eta, momentum = self._steps.at(t), self._steps.momentum
+            eta, momentum = self.steps.at(t), self.steps.momentum
             with torch.no_grad():
                 for w, v, total, extra in zip(self.head.parameters(), self.velocity, sums, added, strict=True):
                     noisy = (total + torch.from_numpy(extra).to(total.device)).double() * (noise.grid or 1.0)
                     v.mul_(momentum).add_(noisy / noise.batch)
                     w.sub_((eta * v).to(w.dtype))
+
+    def draw(self, t: int, j: int) -> tuple[NDArray[np.int64], list[Noise]]:
+        """The secret sample of the j-th step after round t, and what is added to its sums; steps are drawn in order."""
+        drawn, stream = self._noise.sample(t, j)
+        added, self.noise_state = self._noise.update(self.noise_state, stream, self._shapes)
+        return drawn, added
 
     def _sums(self, drawn: NDArray[np.int64]) -> list[Tensor]:
         """The clipped sums over the records `drawn`, as integers of the noise's grid if there is one.

@@ -19,10 +19,13 @@ The divisor is 2*lam as in the paper's eq. (zero), not lam as in its eq. (delta)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dpzv.methods.linear_device import along, is_linear
 from dpzv.methods.rules import Answer, DeviceRule, Question, ServerRule, check_length
 from dpzv.methods.steps import zo_step
 from dpzv.sensitivity import euclidean_clip
@@ -31,6 +34,9 @@ from dpzv.zo.estimator import delta_zo, one_sided
 from dpzv.zo.perturb import perturbed, two_point
 
 __all__ = ["DpzvDevice", "DpzvServer"]
+
+WIDE = 256
+"""With more columns than this, the time of a round is that of the head's first layer."""
 
 
 class DpzvDevice(DeviceRule):
@@ -43,20 +49,24 @@ class DpzvDevice(DeviceRule):
     def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
         """h and h_1 .. h_K [B, k] of the batch `x` at `position` of the device's schedule; for K = 1 h_plus, h_minus.
 
-        They are computed one after the other, so that K directions need no more memory than one.
+        They are computed one after the other, so that K directions need no more memory than one; a linear map is
+        evaluated along all of them at once.
         """
         if self._K == 1:
             return two_point(self.network, x, self._u(position), self._lam)
+        numbers = range(position * self._K, (position + 1) * self._K)
+        if self._u.keeps == self._K and is_linear(self.network, self._u.layout):
+            return along(self.network, x, [self._u(number) for number in numbers], self._lam)
         h: list[torch.Tensor] = [self.network(x)]
-        for j in range(self._K):
-            with perturbed(self._u(position * self._K + j), self._lam):
+        for number in numbers:
+            with perturbed(self._u(number), self._lam):
                 h.append(self.network(x))
         return tuple(h)
 
     def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
         """w_m <- w_m - eta_m * (1/K) * sum_j Delta_j * u_j, with the same u_j as in `embeddings`."""
         check_length(Delta, self._K)
-        zo_step(self.velocity, self._u, position * self._K, Delta, self._steps, t)
+        zo_step(self.velocity, self._u, position * self._K, Delta, self.steps, t)
 
 
 class DpzvServer(ServerRule):
@@ -73,7 +83,7 @@ class DpzvServer(ServerRule):
         """
         h, lam, first = asked.h, asked.lam, asked.t * self.K
         if self.K == 1:
-            f_plus, f_minus = self._loss(asked, h[0], first, lam), self._loss(asked, h[1], first, -lam)
+            f_plus, f_minus = self._losses(asked, first)
             asked.put(0.5 * h[0] + 0.5 * h[1])
             difference = delta_zo(f_plus, f_minus, lam)
             clipped, above = clipped_sum(difference, self.C, asked.contributes), np.abs(difference) > self.C
@@ -87,7 +97,17 @@ class DpzvServer(ServerRule):
             above = np.add.reduce(np.square(differences), axis=1) > clip * clip
         return Answer(totals.sum(axis=0), grid, len(asked.y), int(np.count_nonzero(above)))
 
-    def _loss(self, asked: Question, h: NDArray[np.float32], number: int, offset: float) -> torch.Tensor:
-        """The losses [B] where the asking device's embeddings are `h` and w_0 may be shifted along its direction."""
-        asked.put(h)
-        return self.loss(self.head_rule.output(number, asked.rows, offset), asked.y)
+    def _losses(self, asked: Question, number: int) -> Iterator[torch.Tensor]:
+        """The losses [B] at h_plus and at h_minus, where w_0 may be shifted along its direction `number` as well.
+
+        With many devices the head's first layer reads all columns once, and then only what changes between the two.
+        """
+        rule, rows, (plus, minus), lam = self.head_rule, asked.rows, asked.h, asked.lam
+        asked.put(plus)
+        if rows.shape[1] > WIDE and not rule.shifts:
+            for output in rule.outputs(number, rows, asked.columns, asked.h, lam):
+                yield self.loss(output, asked.y)
+            return
+        yield self.loss(rule.output(number, rows, lam), asked.y)
+        asked.put(minus)
+        yield self.loss(rule.output(number, rows, -lam), asked.y)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,7 +26,18 @@ from dpzv.terms import HeadRuleName
 from dpzv.zo.estimator import delta_zo
 from dpzv.zo.perturb import perturbed, two_point
 
-__all__ = ["Frozen", "HeadParts", "HeadRule", "JointZO", "OwnSGD", "OwnZO", "make_head_rule"]
+__all__ = ["Frozen", "HeadParts", "HeadRule", "JointZO", "OwnSGD", "OwnZO", "RowsById", "make_head_rule"]
+
+
+class RowsById(Protocol):
+    """Rows that are read by the numbers of their records: a tensor, or those of a file."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where `ids` must be, and where rows are."""
+
+    def __getitem__(self, ids: torch.Tensor, /) -> torch.Tensor:
+        """A copy of the rows `ids`."""
 
 
 class HeadParts(Struct, frozen=True, kw_only=True):
@@ -40,7 +52,7 @@ class HeadParts(Struct, frozen=True, kw_only=True):
     steps: Steps
     seed: int
     lam: float
-    table: torch.Tensor | None = None
+    table: RowsById | None = None
     y: torch.Tensor | None = None
     noise: HeadNoise | None = None
 
@@ -49,13 +61,14 @@ class HeadRule(ABC):
     """Where w_0 is evaluated in round t, and how it moves after that round's release.
 
     `velocity` has one tensor for each parameter if the rule keeps momentum, else none; `noise_state` is the state of
-    the private noise. Both are part of a checkpoint.
+    the private noise. Both are part of a checkpoint. `shifts` says whether w_0 is evaluated away from where it is.
     """
 
     noise_state: NoiseState = ()
+    shifts = False
 
     def __init__(self, parts: HeadParts) -> None:
-        self.head = parts.head
+        self.head, self.steps = parts.head, parts.steps
         self.velocity: list[torch.Tensor] = []
 
     def output(self, number: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
@@ -98,12 +111,14 @@ class _Moving(HeadRule):
         super().__init__(parts)
         # the number 0 stands for the server, so no device has these directions; the stream's name is a format
         self._u = Directions(parts.head, parts.seed, "direction", 0)
-        self._steps, self._loss, self._lam = parts.steps, parts.loss, parts.lam
+        self._loss, self._lam = parts.loss, parts.lam
         self.velocity = still(parts.head) if parts.steps.momentum else []
 
 
 class JointZO(_Moving):
     """w_0 and w_m are perturbed in the same evaluations and both move by the released Delta."""
+
+    shifts = True
 
     def output(self, number: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
         """The head at w_0 + offset*u_0."""
@@ -124,7 +139,7 @@ class JointZO(_Moving):
 
     def move(self, t: int, Delta: NDArray[np.float64], rows: torch.Tensor, y: torch.Tensor, steps: int) -> None:
         """w_0 <- w_0 - eta_0 * (1/K) * sum_j Delta_j * u_0j: uses nothing but the K released numbers."""
-        zo_step(self.velocity, self._u, t * len(Delta), Delta, self._steps, t)
+        zo_step(self.velocity, self._u, t * len(Delta), Delta, self.steps, t)
 
 
 class OwnZO(_Moving):
@@ -136,7 +151,7 @@ class OwnZO(_Moving):
         plus, minus = two_point(self.head, rows, self._u(t), self._lam)
         f_plus, f_minus = self._loss(plus, y), self._loss(minus, y)
         mean = np.nan_to_num(delta_zo(f_plus, f_minus, self._lam), posinf=0.0, neginf=0.0).mean()
-        zo_step(self.velocity, self._u, t, np.array([mean]), self._steps, t)
+        zo_step(self.velocity, self._u, t, np.array([mean]), self.steps, t)
 
 
 class OwnSGD(_Moving):
@@ -147,7 +162,7 @@ class OwnSGD(_Moving):
         parameters: list[torch.Tensor] = list(self.head.parameters())
         with torch.enable_grad():
             gradients = torch.autograd.grad(self._loss(self.head(rows), y).mean(), parameters)
-        sgd_step(parameters, gradients, self.velocity, self._steps, t)
+        sgd_step(parameters, gradients, self.velocity, self.steps, t)
 
 
 def _step(h: NDArray[np.float32], h_j: NDArray[np.float32]) -> torch.Tensor:

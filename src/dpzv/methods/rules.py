@@ -118,7 +118,7 @@ class DeviceRule(ABC):
     ) -> None:
         self.network = network
         self.velocity: list[torch.Tensor] = still(network) if steps.momentum else []
-        self._m, self._seed, self._lam, self._steps, self._uplink = m, seed, lam, steps, uplink
+        self._m, self._seed, self._lam, self.steps, self._uplink = m, seed, lam, steps, uplink
         self._K = steps.K
         self._u = Directions(network, seed, "direction", m, K=steps.K)  # the stream's name is a format
 
@@ -163,7 +163,7 @@ class FirstOrder(DeviceRule):
     def backpropagate(self, h: torch.Tensor, g: torch.Tensor, t: int) -> None:
         """w_m <- w_m - eta_m * gradient, where `g` [B, k] is the gradient of the batch's mean loss in `h`."""
         parameters = layout(self.network).parameters
-        sgd_step(parameters, torch.autograd.grad(h, parameters, g), self.velocity, self._steps, t)
+        sgd_step(parameters, torch.autograd.grad(h, parameters, g), self.velocity, self.steps, t)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,22 +49,22 @@ KEPT = 1 << 20
 class Directions:
     """The directions of a module by number; the last `K` of them are kept for the step that follows their evaluation.
 
-    Of a larger module only the last one is kept, so that K directions need no more memory than one. `name` is the name
-    of a random stream, and a format: the same name and number must give the same direction in every version. It is
-    (seed, "direction", m), with m = 0 for the server.
+    Of a larger module only the last one is kept (`keeps` is 1), so that K directions need no more memory than one.
+    `name` is the name of a random stream, and a format: the same name and number must give the same direction in every
+    version. It is (seed, "direction", m), with m = 0 for the server.
     """
 
     def __init__(self, module: torch.nn.Module, *name: int | str, K: int = 1) -> None:
-        self._layout, self._name = layout(module), name
-        self._most = K if K * self._layout.d <= KEPT else 1
+        self.layout, self._name = layout(module), name
+        self.keeps = K if K * self.layout.d <= KEPT else 1
         self._kept: dict[int, Direction] = {}
 
     def __call__(self, number: int) -> Direction:
         """Direction `number`, a function of the name and the number alone."""
         if number not in self._kept:
-            if len(self._kept) >= self._most:
+            if len(self._kept) >= self.keeps:
                 self._kept.clear()  # the memory of the old ones must be free before the new one takes its own
-            self._kept[number] = Direction(self._layout, seed_of(*self._name, number))
+            self._kept[number] = Direction(self.layout, seed_of(*self._name, number))
         return self._kept[number]
 
 

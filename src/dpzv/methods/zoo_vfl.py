@@ -47,7 +47,7 @@ class ZooVflDevice(DeviceRule):
         if len(Delta) != 1:
             check_length(Delta, 2)
             Delta = np.diff(Delta) / self._lam
-        zo_step(self.velocity, self._u, position, Delta, self._steps, t)
+        zo_step(self.velocity, self._u, position, Delta, self.steps, t)
 
 
 class ZooVflServer(ServerRule):

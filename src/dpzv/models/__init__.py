@@ -17,7 +17,7 @@ from dpzv.terms import StartName
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MODELS", "Model", "NetworkRequest"]
+__all__ = ["MODELS", "Model", "NetworkRequest", "first_start"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class NetworkRequest:
 class Model:
     """A kind of device network: ``module:function`` below `dpzv.models` that makes it, and the starts it may have.
 
+    The first of the starts is taken where none is named.
     `small` says that its operations are so short that several threads take longer for them than one.
     """
 
@@ -55,8 +56,10 @@ class Model:
         return made
 
 
+LINEAR_STARTS = ("columns", "random", "weights", "pca", "dp-pca", "whiten", "dp-whiten")
+
 MODELS = {
-    "linear": Model("dense:make_linear", ("random", "weights", "pca", "dp-pca", "whiten", "dp-whiten"), small=True),
+    "linear": Model("dense:make_linear", LINEAR_STARTS, small=True),
     "mlp": Model("dense:make_mlp", ("random", "weights"), small=True),
     "cnn": Model("gabor:make_strip", ("random", "weights", "gabor")),
     "cnn4": Model("gabor:make_patch", ("random", "weights", "gabor")),
@@ -64,3 +67,11 @@ MODELS = {
     "bert": Model("text:make_text", ("random", "weights")),
 }
 """The networks that ``devices.model`` may name."""
+
+
+def first_start(models: str | tuple[str, ...]) -> StartName | tuple[StartName, ...]:
+    """The start that a model has if none is named, or those of several; an unknown model is refused elsewhere."""
+    starts = {name: model.starts[0] for name, model in MODELS.items()}
+    if isinstance(models, str):
+        return starts.get(models, "random")
+    return tuple(starts.get(model, "random") for model in models)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from dpzv.declarations import start_facts
 from dpzv.models import NetworkRequest
-from dpzv.models.layers import he, linear_layer
+from dpzv.models.layers import he, linear_layer, orthogonal
 
-__all__ = ["WhitenedLinear", "make_linear", "make_mlp"]
+__all__ = ["PaddedLinear", "WhitenedLinear", "make_linear", "make_mlp"]
 
 
 class WhitenedLinear(nn.Module):
@@ -35,14 +35,43 @@ class WhitenedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Embeddings [B, k] of features [B, d]."""
-        # both maps become one before it meets the records: they may be many, and the matrix is wide
-        weight = self.linear.weight @ self.matrix
-        return F.linear(x, weight, self.linear.bias - weight @ self.mean)
+        return F.linear(x, *self.unwhitened(self.linear.weight, self.linear.bias))
+
+    def unwhitened(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """The map of raw columns that is `weight` [n, d] and `bias` [n] of whitened ones.
+
+        Both maps become one before it meets the records: they may be many, and the matrix is wide.
+        """
+        weight = weight @ self.matrix
+        return weight, bias - weight @ self.mean
+
+
+class PaddedLinear(nn.Linear):
+    """A linear map followed by zeros, up to a given width.
+
+    Nothing is trained in the zeros: a column that only noise has filled would mislead a head that standardises columns.
+    """
+
+    def __init__(self, weight: Tensor, width: int) -> None:
+        super().__init__(weight.shape[1], weight.shape[0], device="meta")
+        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(torch.zeros(len(weight)))
+        self._zeros = width - len(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Embeddings [B, width] of features [B, d]."""
+        return F.pad(F.linear(x, self.weight, self.bias), (0, self._zeros))
 
 
 def make_linear(wanted: NetworkRequest) -> nn.Linear | WhitenedLinear:
-    """One linear map; its start keeps the size of a record, so inputs of deviation 1 give embeddings of deviation 1."""
-    linear = linear_layer(he((wanted.embedding, wanted.inputs), wanted.generator, gain=1.0))
+    """One linear map; its start keeps the size of a record, so inputs of deviation 1 give embeddings of deviation 1.
+
+    The start `columns` is random only where the embedding is narrower than the columns. Else it is the identity: the
+    first numbers of an embedding are the columns themselves, and the others stay 0.
+    """
+    k, d = wanted.embedding, wanted.inputs
+    if wanted.start == "columns":
+        return PaddedLinear(torch.eye(d) if k >= d else orthogonal(k, d, wanted.generator), k)
+    linear = linear_layer(he((k, d), wanted.generator, gain=1.0))
     return WhitenedLinear(linear) if start_facts(wanted.start).whitens else linear
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpzv.terms import Task
 
-__all__ = ["Loss", "labels_of", "per_record_loss", "predictions"]
+__all__ = ["Loss", "labels_of", "per_record_loss", "predictions", "probabilities"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [B, n], labels [B]) -> losses [B]."""
@@ -37,3 +37,10 @@ def predictions(task: Task, output: Tensor) -> Tensor:
     if task == "classes":
         return output.argmax(dim=1)
     return output.squeeze(1).sigmoid() if task == "binary" else output.squeeze(1)
+
+
+def probabilities(task: Task, output: Tensor) -> Tensor:
+    """[B, classes]: the probability of every class, from the logits of a head."""
+    if task == "classes":
+        return output.softmax(dim=1)
+    return torch.cat([-output, output], dim=1).sigmoid()
