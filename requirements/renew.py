@@ -3,9 +3,11 @@
     python requirements/renew.py
 
 The files list what builds packages from source (`build.txt`), torch alone (`torch.txt`), what dpzv needs (`dpzv.txt`),
-what its Flower engine needs besides (`flower.txt`), and everything for developers (`dev.txt`), each with all that this
-needs in turn. A package has the hashes of its wheels for CPython 3.11 and newer on Linux and macOS, and that of its
-source. They are compared at every installation, so that nobody can slip in another file under a known name and version.
+what its Flower engine needs besides (`flower.txt`), what private set intersection needs besides (`psi.txt`),
+everything for developers (`dev.txt`), and what builds the site of `make docs` in an environment of its own
+(`docs.txt`), each with all that this needs in turn. A list whose packages are not installed here stays as it is. A
+package has the hashes of its wheels for CPython 3.11 and newer on Linux and macOS, and that of its source. They are
+compared at every installation, so that nobody can slip in another file under a known name and version.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ FILES = {
     "torch": (("torch",), ""),
     "dpzv": (("dpzv",), "torch"),
     "flower": (("dpzv[flower]",), "dpzv"),
+    "psi": (("dpzv[psi]",), "dpzv"),
     "dev": (("dpzv[dev]",), "flower"),
+    "docs": (("mkdocs-material",), ""),
 }
 """What each file is for, and the file that it begins with."""
 CUDA = ("cuda-", "nvidia-", "triton")
@@ -91,12 +95,15 @@ def hashes(name: str, version: str) -> list[str]:
 
 def main() -> None:
     """Write all files."""
-    before: dict[str, str] = {}
+    listed_in: dict[str, dict[str, str]] = {"": {}}  # by file: its packages, and those that are installed before it
     for file, (roots, first) in FILES.items():
+        before = listed_in[first]
         found = {name: version for name, version in sorted(closure(roots).items()) if name not in before}
+        if not found:
+            continue
         if file == "torch":
             found = {"torch": found["torch"]}
-        before |= found
+        listed_in["" if file == "build" else file] = before | found
         with ThreadPoolExecutor(8) as pool:
             listed = list(pool.map(hashes, found, found.values()))
         lines = [f"-r {first}.txt"] if first else []

@@ -145,7 +145,7 @@ def test_breast_cancer_is_three_groups_of_ten() -> None:
 
 
 def test_the_catalogue_describes_without_opening_and_corrects_misspelt_names() -> None:
-    order = "flights breast-cancer digits cifar10 mnist amazon credit modelnet40"
+    order = "flights breast-cancer digits cifar10 imdb mnist amazon credit modelnet40"
     assert catalogue.names() == tuple(order.split())
     assert catalogue.names()[0] == catalogue.DEFAULT == DataSection().name
     for name in catalogue.names():

@@ -142,8 +142,11 @@ class Parties:
         hashes = self.labels.hashes
         if shared:
             hashes = hashes[aligned(hashes, [f.hashes for f in self.features]).rows[0]]
-        wanted = lambda: hashes[:n]  # noqa: E731
-        predictor = Predictor(config, self.labels, RunFolder.existing(out / "server"), wanted)
+        predictor = Predictor(config, self.labels, RunFolder.existing(out / "server"), lambda: hashes[:n])
+        return await self.answered(predictor, config, out)
+
+    async def answered(self, predictor: Predictor, config: Config, out: Path) -> torch.Tensor:
+        """What a prediction gives with all devices of the run in `out`."""
         listener = MemoryListener(NAMES)
         task = asyncio.create_task(predictor.run(listener, seconds=20))
         await asyncio.sleep(0)  # it listens

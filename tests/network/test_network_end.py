@@ -82,7 +82,7 @@ def test_devices_say_goodbye_before_the_final_head_is_fitted(tmp_path: Path, mon
 
     summary = asyncio.run(parties.server(CONFIG, out / "server").run(MemoryListener(NAMES)))
     assert summary is not None
-    for name in ("rounds", "test_accuracy", "test_loss", "private_head", "bytes_up", "epsilon"):
+    for name in ("rounds", "test_accuracy", "test_loss", "private_head", "bytes_up", "epsilon", "untrained"):
         assert summary[name] == undisturbed[name]
     assert asyncio.run(parties.together(CONFIG, out)) == summary  # whoever comes back is told so
 

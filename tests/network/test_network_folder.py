@@ -57,9 +57,9 @@ def test_what_parties_write_is_for_their_owner_alone(tmp_path: Path) -> None:
 
 
 def test_who_takes_part_over_a_network_is_not_said_twice(tmp_path: Path) -> None:
-    write_parties(tmp_path, CONFIG, 60, 0)
+    write_parties(tmp_path, CONFIG, 60, 7443)
     assert load_party(tmp_path / "north" / "north.toml").config.network.devices == ("north",)
     (tmp_path / "twice").mkdir()
-    write_parties(tmp_path / "twice", {**CONFIG, "data": {"holdout": 0.2, "devices": [1]}}, 60, 0)
+    write_parties(tmp_path / "twice", {**CONFIG, "data": {"holdout": 0.2, "devices": [1]}}, 60, 7443)
     with pytest.raises(ConfigError, match=r"got data.devices \[1\] in the agreed run; remove data.devices"):
         load_party(tmp_path / "twice" / "north" / "north.toml")

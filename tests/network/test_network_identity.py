@@ -314,6 +314,8 @@ def expire(mine: Credentials) -> None:
         (lambda mine: mine.key.write_bytes(pem_key(new_key())), DataError, "is not the key of"),
         (lambda mine: mine.ca.write_bytes(pem(make_authority(9).certificate)), DataError, "was not issued by"),
         (expire, ConfigError, "server --renew`."),
+        (lambda mine: mine.key.chmod(0o644), ConfigError, "is secret, but everybody on this machine may read"),
+        (lambda mine: mine.key.chmod(0o602), ConfigError, "with `chmod 600 "),
     ],
 )
 @pytest.mark.parametrize("make", [server_credentials, channel_credentials])
@@ -343,6 +345,7 @@ def test_an_authority_that_is_over_is_refused(tmp_path: Path) -> None:
     over, key = make_authority(10, now=NOW - timedelta(days=11)), new_key()
     (tmp_path / "ca.crt").write_bytes(pem(over.certificate))
     (tmp_path / "ca.key").write_bytes(pem_key(over.key))
+    (tmp_path / "ca.key").chmod(0o600)
     with pytest.raises(ConfigError, match="expired on"):
         load_authority(tmp_path)
     with pytest.raises(ConfigError, match="which has 10 whole days left, got --days 11"):
@@ -423,5 +426,11 @@ def test_the_alignment_key_is_32_bytes_that_all_parties_share(federation: Path) 
     assert read_alignment_key(federation / "other" / "alignment.key") != key
     for text in ("", "ab" * 31, "zz" * 32, "é" * 64):
         (federation / "short.key").write_text(text)
+        (federation / "short.key").chmod(0o600)
         with pytest.raises(DataError, match="64 hexadecimal digits"):
             read_alignment_key(federation / "short.key")
+    (federation / "ca" / "alignment.key").chmod(0o640)  # a group is the administrator's choice
+    assert read_alignment_key(federation / "ca" / "alignment.key") == key
+    (federation / "ca" / "alignment.key").chmod(0o604)
+    with pytest.raises(ConfigError, match="is secret, but everybody on this machine"):
+        read_alignment_key(federation / "ca" / "alignment.key")

@@ -91,6 +91,21 @@ def test_a_run_that_was_ended_for_good_is_refused_at_the_start(parties: Parties,
         asyncio.run(alone(parties, LONG, tmp_path))
 
 
+def test_a_server_warns_of_a_weak_delta_before_anything_is_spent(
+    parties: Parties, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once for a run: a server that is started again has been told."""
+    weak = config_of("head.rule=frozen", "train.rounds=2000", "train.eval_every=2000", "privacy.delta_dp=0.01")
+    caplog.set_level("INFO", "dpzv")
+    for warned in (True, False):
+        caplog.clear()
+        asyncio.run(play(parties, weak, tmp_path, lambda status: status.round > 2))
+        places = [i for i, record in enumerate(caplog.records) if "above 1/D" in record.getMessage()]
+        rounds = [i for i, record in enumerate(caplog.records) if "round 0 of" in record.getMessage()]
+        assert len(places) == len(rounds) == warned
+        assert places < rounds or not warned
+
+
 def test_a_device_goes_on_from_an_older_copy_of_its_folder(parties: Parties, tmp_path: Path) -> None:
     """It gets the releases that the copy lacks, and ends with the weights of a device that was never away."""
     config = config_of("head.rule=frozen", "train.rounds=120", "train.eval_every=120")

@@ -92,7 +92,7 @@ def test_honest_devices_are_not_blamed(
     caplog.set_level("INFO", "dpzv.device")
     with pytest.raises(PrivacyRefused):
         asyncio.run(part(parties, SECRET, tmp_path, 24))
-    told = [record.getMessage() for record in caplog.records if "says goodbye" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "the server says goodbye" in record.getMessage()]
     assert any("the server's ledger is an old copy" in line for line in told)
     assert not any("device" in line for line in told)
 

@@ -63,8 +63,18 @@ def equals_the_simulation(parties: Parties, config: Config, folder: Path, *, rou
     assert lines[0].count("\n") == rounds
     assert lines[0] == lines[1]
     networked["bytes_down"] -= rounds * RECEIPT_BYTES  # which come with the releases of a network only
-    for name in ("test_accuracy", "test_loss", "bytes_up", "bytes_down", "bytes_initial", "payload_bytes", "epsilon"):
+    for name in (
+        "test_accuracy",
+        "test_loss",
+        "bytes_up",
+        "bytes_down",
+        "bytes_initial",
+        "payload_bytes",
+        "epsilon",
+        "untrained",
+    ):
         assert networked[name] == simulated[name], name
+    assert networked["untrained"]["bytes_up"] == networked["bytes_initial"]
 
 
 @pytest.mark.parametrize("method", ["dpzv", "vafl"])

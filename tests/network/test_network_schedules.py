@@ -44,7 +44,7 @@ CONFIG: dict[str, Any] = {
     "data": {"name": "made-up", "holdout": HOLDOUT},
     "devices": {"embedding": 1},  # so narrow that an untrained device loses most of what its columns say
     "train": {"rounds": T, "B": 256, "eta_m": 0.1, "momentum": 0.9, "eval_every": 100, "seed": 2},
-    "head": {"rule": "frozen", "hidden": 16, "batch": 1024, "steps": 100},
+    "head": {"rule": "frozen", "final": "refit", "hidden": 16, "batch": 1024, "steps": 100},
     "privacy": {"epsilon": 100.0},  # little noise, so that two runs are comparable
     "network": {"devices": DEVICES, "max_delay": 6},
     "runtime": {"kind": "network", "threads": 1, "checkpoint_seconds": 0.2},

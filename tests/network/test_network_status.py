@@ -20,7 +20,8 @@ from dpzv.cli.main import app
 from dpzv.durable import holding
 from dpzv.errors import ConfigError
 from dpzv.network.memory_transport import MemoryListener
-from dpzv.network.party import load_party, open_folder, serve
+from dpzv.network.party import load_party
+from dpzv.network.serving import open_folder, serve
 from dpzv.network.status import DeviceStatus, Status, read_status, write_status
 
 CONFIG = config_of("head.rule=frozen", "train.rounds=8")

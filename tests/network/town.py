@@ -6,6 +6,7 @@ They are forked from a process that has imported everything, so that a party sta
 from __future__ import annotations
 
 import contextlib
+import csv
 import ctypes
 import json
 import multiprocessing
@@ -139,13 +140,15 @@ class Town:
         self._run(name, [*verb, f"{name}.toml"], fault, most)
 
     def predict(self, ids: list[str], seconds: float = 60) -> dict[str, str]:
-        """``dpzv predict`` at the server: what it says of each id."""
-        (self.folder / "server" / "ids.txt").write_text("\n".join(ids))
+        """``dpzv predict`` at the server: what it says of each id; one that no device knows is asked for as well."""
+        (self.folder / "server" / "ids.txt").write_text("\n".join(["nobody", *ids]))
         self._run("server", ["predict", "server.toml", "--ids", "ids.txt", "--out", "said.csv"], None, 0)
         self.processes["server"].join(seconds)
         assert self.processes["server"].exitcode == 0, self.logs()
-        lines = (self.folder / "server" / "said.csv").read_text().splitlines()[1:]
-        return dict(line.split(",") for line in lines)
+        unknown = (self.folder / "server" / "said.unknown.csv").read_text().splitlines()
+        assert unknown == ["id,unknown to", f"nobody,{' '.join(self.devices)}"]
+        with (self.folder / "server" / "said.csv").open() as file:
+            return {row["id"]: row["prediction"] for row in csv.DictReader(file)}
 
     def signal(self, name: str, number: int) -> None:
         os.kill(self.processes[name].pid, number)

@@ -11,14 +11,14 @@ What each party learns, beyond the outcome that the parties want:
                  that sends the hash of an id it only guesses learns whether all the others have it.
     others       nothing, without the key. With the key, hashes are as good as ids: they are no anonymisation.
 
-Membership is not covered by the privacy claim of the training. Private set intersection would hide from the server
-what is not shared; it would replace exactly `aligned` (and `keyed`, its input), and nothing else.
+With private set intersection (`network/hidden_ids.py`) devices do not send these hashes, and the server learns which of
+its own ids each device has, and nothing about other ids. Membership is not covered by the privacy claim of training.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,8 @@ __all__ = ["HASH_BYTES", "KEY_BYTES", "Alignment", "aligned", "keyed", "name_of_
 HASH_BYTES = 16
 KEY_BYTES = 32
 """The fewest bytes of a key: nobody guesses 256 bits. BLAKE2b takes at most 64."""
+PARTS = 16
+"""Ranges of hashes that are joined one after the other; a divisor of 256."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,8 +69,10 @@ def keyed(ids: Sequence[str], key: bytes) -> NDArray[np.uint8]:
             f"the key for ids must have {KEY_BYTES} to {hashlib.blake2b.MAX_KEY_SIZE} random bytes, got {len(key)}; "
             "make one and give it to all parties."
         )
-    hashes = [hashlib.blake2b(text.encode(), key=key, digest_size=HASH_BYTES).digest() for text in ids]
-    return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, HASH_BYTES)
+    hashes = bytearray()
+    for text in ids:
+        hashes += hashlib.blake2b(text.encode(), key=key, digest_size=HASH_BYTES).digest()
+    return np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
 
 
 def name_of_key(key: bytes, column: str) -> str:
@@ -89,25 +93,52 @@ def aligned(server: NDArray[np.uint8], devices: Sequence[NDArray[np.uint8]], lea
     parties = [_as_words(where, array) for where, array in zip(_names(len(devices)), [server, *devices], strict=True)]
     # the first halves of different ids differ but for a chance of 2^-64 a pair, and numbers are sorted several times as
     # fast as words; where halves do not suffice (nobody has to hash honestly), whole words are compared
-    found = _joined(parties, [_halves(words) for words in parties]) or _joined(parties, parties)
+    found = _joined(parties, _halves) or _joined(parties, np.asarray)
     if found is None:
         raise DataError(f"every party must name an id once, but {_repeats(parties)}; keep one row an id.")
-    if found.n < max(1, least):
+    if found.n < least:
         raise DataError(
-            f"the parties must share at least {max(1, least)} ids, got {found.n}: {found.counts()}; check that all "
+            f"the parties must share at least {least} ids, got {found.n}: {found.counts()}; check that all "
             "files write ids alike and all parties have the same key."
         )
     return found
 
 
-def _joined(parties: Sequence[NDArray[np.bytes_]], keys: Sequence[NDArray[Any]]) -> Alignment | None:
-    """The records whose keys all parties share, sorted by key; `None` if a key is repeated or stands for two words."""
-    first = np.argsort(keys[0], kind="stable")  # by default it takes a quarter longer
-    own, shared, places, with_server = keys[0][first], np.ones(len(first), bool), [], [len(first)]
+def _joined(parties: Sequence[NDArray[np.bytes_]], key: Callable[[NDArray[Any]], NDArray[Any]]) -> Alignment | None:
+    """The records whose keys all parties share, sorted by key; `None` if a key is repeated or stands for two words.
+
+    Ids are joined by ranges of their hashes, one range after the other, so that little is in memory besides the hashes
+    of all parties and the row numbers that are found.
+    """
+    found: list[list[NDArray[np.int64]]] = [[] for _ in parties]
+    with_server = [0] * len(parties)
+    for part in range(PARTS):
+        mine = [np.flatnonzero(words.view(np.uint8)[::HASH_BYTES] // (256 // PARTS) == part) for words in parties]
+        joined = _joined_part([words[rows] for words, rows in zip(parties, mine, strict=True)], key)
+        if joined is None:
+            return None
+        for party, (rows, own) in enumerate(zip(joined.rows, mine, strict=True)):
+            found[party].append(own[rows])
+            with_server[party] += joined.with_server[party]
+    whole = []
+    for places in found:
+        whole.append(np.concatenate(places))
+        places.clear()  # while the next are put together, these need not be there twice
+    return Alignment(rows=tuple(whole), sizes=tuple(map(len, parties)), with_server=tuple(with_server))
+
+
+def _joined_part(
+    parties: Sequence[NDArray[np.bytes_]], key: Callable[[NDArray[Any]], NDArray[Any]]
+) -> Alignment | None:
+    """What `_joined` finds among words that begin alike."""
+    mine = key(parties[0])
+    first = np.argsort(mine, kind="stable")  # by default it takes a quarter longer
+    own, shared, places, with_server = mine[first], np.ones(len(first), bool), [], [len(first)]
     repeated = bool((own[1:] == own[:-1]).any())
-    for words, key in zip(parties[1:], keys[1:], strict=True):
-        order = np.argsort(key, kind="stable")
-        theirs = key[order]
+    for words in parties[1:]:
+        theirs = key(words)
+        order = np.argsort(theirs, kind="stable")
+        theirs = theirs[order]
         repeated = repeated or bool((theirs[1:] == theirs[:-1]).any())
         at = np.searchsorted(theirs, own)  # where an id of the server is, or would be, among theirs
         known = at < len(theirs)

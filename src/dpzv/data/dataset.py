@@ -16,7 +16,17 @@ from dpzv.privacy.record_names import UNNAMED, RecordNames
 from dpzv.terms import Task
 from dpzv.validate import one_of
 
-__all__ = ["Dataset", "Records", "ServerRecords", "check", "fingerprint_of", "from_arrays", "held_out", "of_devices"]
+__all__ = [
+    "Dataset",
+    "Records",
+    "ServerRecords",
+    "check",
+    "fingerprint_of",
+    "from_arrays",
+    "held_out",
+    "of_devices",
+    "part_of",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +41,7 @@ class Dataset:
     with.
     source: one sentence on where the records come from.
     names: of the training records, so that runs can be compared by the records they share.
+    unit: what a 1 in the labels of a regression stands for in the label's own units.
     """
 
     name: str
@@ -44,6 +55,7 @@ class Dataset:
     fingerprint: str
     source: str
     names: RecordNames = UNNAMED
+    unit: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +63,7 @@ class ServerRecords:
     """What the server knows about the records: their labels, and what is predicted.
 
     `outputs` counts the numbers that a head gives for a record; `fingerprint` stands for all training records together,
-    and `names` names each of them.
+    and `names` names each of them. `unit` is what a 1 in the labels stands for in the label's own units.
     """
 
     name: str
@@ -61,6 +73,7 @@ class ServerRecords:
     y_test: NDArray[Any]
     fingerprint: str
     names: RecordNames = UNNAMED
+    unit: float = 1.0
 
 
 def fingerprint_of(parts: Iterable[bytes | NDArray[Any]]) -> str:
@@ -145,6 +158,12 @@ def check(dataset: Dataset) -> None:
             f"expected training labels of at least two classes, got {len(dataset.y_train)} labels that are "
             f"all {dataset.y_train[0]}; add records of another class."
         )
+
+
+def part_of(dataset: Dataset, devices: Sequence[int], share: float) -> Dataset:
+    """What [data] of a configuration leaves of `dataset`: the columns of `devices`, if any are named, and a holdout."""
+    dataset = of_devices(dataset, devices) if devices else dataset
+    return held_out(dataset, share) if share else dataset
 
 
 def of_devices(dataset: Dataset, numbers: Sequence[int]) -> Dataset:

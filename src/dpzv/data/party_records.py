@@ -15,6 +15,7 @@ or class that is listed is never missing. See `dpzv.data.columns` for what a mis
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,12 +27,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpzv.data.columns import Column, encode, width
-from dpzv.data.rows import ENDINGS, Block, blocks, number_of, present, text_of
+from dpzv.data.oddities import ColumnTally, Found, in_lines
+from dpzv.data.rows import ENDINGS, RowBlock, blocks, number_of, present, separator_of, text_of
+from dpzv.data.texts import Texts
 from dpzv.errors import ConfigError, DataError
 from dpzv.terms import Task
-from dpzv.validate import converted
+from dpzv.validate import converted, utf8
 
-__all__ = ["FeatureSettings", "LabelSettings", "PartyData", "in_units", "parse", "read_features", "read_labels"]
+__all__ = [
+    "FeatureSettings",
+    "LabelSettings",
+    "PartyData",
+    "in_units",
+    "parse",
+    "read_features",
+    "read_ids",
+    "read_labels",
+    "separated",
+]
 
 
 class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +55,7 @@ class FeatureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     columns: tuple[Column, ...]
 
     def __post_init__(self) -> None:
-        _check_file("data.features.file", self.file)
+        _check_file("data.features", self.file, self.id)
         if not self.columns:
             raise ConfigError("data.features.columns must list at least one column, got none; name one with its kind.")
         for column in self.columns:
@@ -71,7 +84,7 @@ class LabelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     high: float | None = None
 
     def __post_init__(self) -> None:
-        _check_file("data.labels.file", self.file)
+        _check_file("data.labels", self.file, self.id)
         if self.label == self.id:
             raise ConfigError(f"data.labels.label and data.labels.id are both '{self.id}'; name two columns.")
         if self.task == "regression":
@@ -96,6 +109,11 @@ class LabelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 "list each once."
             )
 
+    @property
+    def unit(self) -> float:
+        """What a 1 in `LabelTable.y` stands for in the label column: half the range of a regression."""
+        return 1.0 if self.low is None or self.high is None else (self.high - self.low) / 2
+
 
 class PartyData(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[data] of a party: a device has features, the server labels; a label holder with features has both."""
@@ -103,13 +121,31 @@ class PartyData(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     features: FeatureSettings | None = None
     labels: LabelSettings | None = None
 
+    def of_device(self) -> FeatureSettings:
+        """What a device must have."""
+        if self.features is None:
+            raise ConfigError("a device needs features, got none; add [data.features] to its file.")
+        return self.features
+
+    def of_server(self) -> LabelSettings:
+        """What the server must have."""
+        if self.labels is None:
+            raise ConfigError("the server needs labels, got none; add [data.labels] to its file.")
+        return self.labels
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartyTable:
-    """A device's records in the order of its file: ids, all different, and x, float32 [n, d]."""
+    """A device's records in the order of its file: ids, all different, and x, float32 [n, d].
 
-    ids: list[str]
+    tallies: what is odd about each column; it is about records, so it stays with the party. separated: a sentence if
+    the file's values are not between commas.
+    """
+
+    ids: Texts
     x: NDArray[np.float32]
+    tallies: tuple[ColumnTally, ...] = ()
+    separated: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,11 +154,19 @@ class LabelTable:
 
     y: int64 place in the list of classes, or for a regression float32 in -1..1 (see `in_units`).
     clipped: how many labels lay outside the range of a regression; it depends on labels, so it stays at the server.
+    separated: a sentence if the file's values are not between commas.
     """
 
-    ids: list[str]
+    ids: Texts
     y: NDArray[Any]
     clipped: int = 0
+    separated: str = ""
+
+    def warning(self) -> str:
+        """A sentence for the server's own log if labels were clipped; else empty."""
+        if not self.clipped:
+            return ""
+        return f"{self.clipped} of {len(self.ids)} labels lie outside data.labels.low to high and are clipped to it."
 
 
 def parse(tree: Mapping[str, Any], folder: Path) -> PartyData:
@@ -150,51 +194,73 @@ def read_features(settings: FeatureSettings) -> PartyTable:
     Formal guarantee: row i of x is a function of row i of the file and of `settings` alone, and its squared norm is
     at most the number of columns.
     """
-    ids: list[str] = []
-    parts = [np.zeros((0, width(settings.columns)), dtype=np.float32)]
-    bad = np.zeros(len(settings.columns), dtype=np.int64)
-    for block in blocks(settings.file, [settings.id, *(column.name for column in settings.columns)]):
-        ids += _ids(settings.file, settings.id, block)
-        encoded = [_encoded(block[column.name], column) for column in settings.columns]
-        parts.append(np.hstack([x for x, _ in encoded]))
-        bad += [count for _, count in encoded]
-    _check_ids(settings.file, settings.id, ids)
-    for column, count in zip(settings.columns, bad, strict=True):
-        if count:
+    ids, lines, numbers = Texts(), array("q"), bytearray()  # a list of parts would have to be copied at the end
+    tallies = tuple(map(ColumnTally, settings.columns))
+    names = [settings.id, *(column.name for column in settings.columns)]
+    for block in blocks(settings.file, names):
+        ids.extend(_ids(settings.file, settings.id, block))
+        lines.extend(block.lines)
+        numbers += np.hstack([_encoded(block, tally) for tally in tallies]).tobytes()
+    _check_ids(settings.file, settings.id, ids, lines)
+    between = separated(settings.file, names)
+    for tally in tallies:
+        column, bad = tally.column, tally.unreadable
+        if bad.count:
             wanted = "text or whole numbers" if _is_text(column) else "numbers"
             raise DataError(
-                f"column '{column.name}' of {settings.file}, of kind '{column.kind}', must hold {wanted}, but {count} "
-                f"of {len(ids)} values are neither that nor missing; correct the values or the column's kind."
+                f"column '{column.name}' of {settings.file}, of kind '{column.kind}', must hold {wanted}, but "
+                f"{bad.count} of {len(ids)} values are neither that nor missing ({in_lines(bad.lines)}); correct the "
+                f"values or the column's kind{', and write decimals with a point' if between else ''}."
             )
-    return PartyTable(ids=ids, x=np.vstack(parts))
+    x = np.frombuffer(numbers, np.float32).reshape(-1, width(settings.columns))
+    return PartyTable(ids=ids, x=x, tallies=tallies, separated=between)
 
 
 def read_labels(settings: LabelSettings) -> LabelTable:
     """Read the server's file; a label that is missing, no number, or not among the classes is refused, with counts."""
-    ids: list[str] = []
-    found: list[object] = []
+    ids, lines, numbered = Texts(), array("q"), array("d")
+    place = {name: number for number, name in enumerate(settings.classes or ())}
     for block in blocks(settings.file, [settings.id, settings.label]):
-        ids += _ids(settings.file, settings.id, block)
-        found += block[settings.label]
-    _check_ids(settings.file, settings.id, ids)
-    where = f"column '{settings.label}' of {settings.file}"
+        ids.extend(_ids(settings.file, settings.id, block))
+        given = block.values[settings.label]
+        if settings.task == "regression":
+            numbered.extend(math.nan if (number := number_of(value)) is None else number for value in given)
+        else:
+            numbered.extend(place.get(text_of(value) or "", -1) for value in given)
+        lines.extend(block.lines)
+    _check_ids(settings.file, settings.id, ids, lines)
+    between = separated(settings.file, [settings.id, settings.label])
+    where, bad, numbers = f"column '{settings.label}' of {settings.file}", Found(), np.frombuffer(numbered)
     if settings.task == "regression":
-        numbers = np.array([number_of(value) for value in found], dtype=np.float64)  # None becomes NaN
-        if unknown := int(np.isnan(numbers).sum()):
+        bad.take(np.isnan(numbers), lines)
+        if bad.count:
             raise DataError(
-                f"{where} must hold numbers, but {unknown} of {len(ids)} are missing or no numbers; correct them."
+                f"{where} must hold numbers, but {bad.count} of {len(ids)} are missing or no numbers "
+                f"({in_lines(bad.lines)}); correct them{', and write decimals with a point' if between else ''}."
             )
         low, high = _range(settings)
         y = 2 * (np.clip(numbers, low, high) - low) / (high - low) - 1
-        return LabelTable(ids=ids, y=y.astype(np.float32), clipped=int(((numbers < low) | (numbers > high)).sum()))
-    place = {name: number for number, name in enumerate(settings.classes or ())}
-    codes = np.array([place.get(text_of(value) or "", -1) for value in found], dtype=np.int64)
-    if (codes < 0).any():
+        clipped = int(((numbers < low) | (numbers > high)).sum())
+        return LabelTable(ids=ids, y=y.astype(np.float32), clipped=clipped, separated=between)
+    codes = numbers.astype(np.int64)
+    bad.take(codes < 0, lines)
+    if bad.count:
         raise DataError(
-            f"{where} must hold the {len(place)} values of data.labels.classes, but {int((codes < 0).sum())} of "
-            f"{len(ids)} labels are missing or have another value; correct them or the list of classes."
+            f"{where} must hold the {len(place)} values of data.labels.classes, but {bad.count} of {len(ids)} labels "
+            f"are missing or have another value ({in_lines(bad.lines)}); correct them or the list of classes."
         )
-    return LabelTable(ids=ids, y=codes)
+    return LabelTable(ids=ids, y=codes, separated=between)
+
+
+def read_ids(path: Path) -> Texts:
+    """The record ids of a text file with one a line."""
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; give a text file with one record id a line.")
+    found = Texts()
+    with path.open("rb") as file:
+        for line in file:
+            found.extend(text for part in utf8(line, str(path)).splitlines() if (text := part.strip()))
+    return found
 
 
 def in_units(settings: LabelSettings, outputs: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -209,33 +275,48 @@ def _range(settings: LabelSettings) -> tuple[float, float]:
     return settings.low, settings.high
 
 
-def _check_file(key: str, file: str) -> None:
+def _check_file(section: str, file: str, name: str) -> None:
+    if not name:
+        raise ConfigError(f"{section}.id must name the column of ids, got ''; name it.")
     if not file.lower().endswith(ENDINGS):
-        raise ConfigError(f"{key} must end in .csv, .csv.gz or .parquet, got '{file}'; convert or rename the file.")
+        raise ConfigError(
+            f"{section}.file must end in .csv, .csv.gz or .parquet, got '{file}'; convert or rename the file."
+        )
 
 
-def _ids(file: str, name: str, block: Block) -> list[str]:
-    found = [text for value in block[name] if (text := text_of(value)) is not None]
-    if len(found) < len(block[name]):
+def separated(file: str, names: Sequence[str] = ()) -> str:
+    """A sentence that says what separates the values of a CSV file if it is no comma; else empty."""
+    separator = "," if file.lower().endswith(".parquet") else separator_of(file, names)
+    if separator == ",":
+        return ""
+    shown = "tabs" if separator == "\t" else f"'{separator}'"
+    return f"{file} is read as values between {shown}, since its first line names the columns so."
+
+
+def _ids(file: str, name: str, block: RowBlock) -> list[str]:
+    found = [text for value in block.values[name] if (text := text_of(value)) is not None]
+    if len(found) < len(block.lines):
         raise DataError(
             f"the ids in column '{name}' of {file} must be text or whole numbers, got other values; convert them."
         )
     return found
 
 
-def _check_ids(file: str, name: str, ids: list[str]) -> None:
+def _check_ids(file: str, name: str, ids: Texts, lines: Sequence[int]) -> None:
     if not ids:
         raise DataError(f"{file} must have rows below the names of its columns, got none; check the file.")
     if empty := ids.count(""):
         raise DataError(
-            f"every row of {file} needs an id in '{name}', but {empty} of {len(ids)} have none; remove them."
+            f"every row of {file} needs an id in '{name}', but {empty} of {len(ids)} have none, the first in line "
+            f"{lines[ids.index('')]}; remove them."
         )
-    rows = Counter(ids)
-    if len(rows) < len(ids):
+    if ids.may_repeat() and len(rows := Counter(ids)) < len(ids):
+        first = {text: line for line, text in zip(reversed(lines), reversed(ids), strict=True)}
+        again = next(line for line, text in zip(lines, ids, strict=True) if first[text] != line)
         raise DataError(
             f"ids in column '{name}' of {file} must be different, but {len(ids) - len(rows)} of {len(ids)} rows repeat "
-            f"an earlier one (one id stands in {max(rows.values())} rows); keep one row an id, by a rule that looks at "
-            "these rows only."
+            f"an earlier one, the first in line {again} (one id stands in {max(rows.values())} rows); keep one row an "
+            "id, by a rule that looks at these rows only."
         )
 
 
@@ -243,13 +324,18 @@ def _is_text(column: Column) -> bool:
     return column.kind == "category" and isinstance(column.values[0], str)
 
 
-def _encoded(values: Sequence[object], column: Column) -> tuple[NDArray[np.float32], int]:
-    """One column of a block, float32 [rows, width], and how many values could not be read."""
+def _encoded(block: RowBlock, tally: ColumnTally) -> NDArray[np.float32]:
+    """One column of a block, float32 [rows, width]; what is odd about its values is counted."""
     import pandas as pd
 
+    column, values = tally.column, block.values[tally.column.name]
     found = [text_of(value) if _is_text(column) else number_of(value) for value in values]
+    if None in found:
+        tally.unreadable.take(np.array([value is None for value in found]), block.lines)
     if _is_text(column):
         series = pd.Series([present(str(word or ""), column.values) for word in found], dtype=object)
     else:
         series = pd.Series(found, dtype=np.float64)
-    return encode(series.to_frame(column.name), [column]), found.count(None)
+    encoded = encode(series.to_frame(column.name), [column])
+    tally.take(series, encoded, block.lines)
+    return encoded

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from dpzv.data.schedule import holdout
 from dpzv.durable import write_tensors
 from dpzv.errors import ConfigError, DataError, PeerError, PeerRefused
 from dpzv.network.feature_records import Digests
+from dpzv.network.hidden_ids import HiddenIds
 from dpzv.network.wire import ROWS, Rows
 from dpzv.privacy.record_names import RecordNames
 from dpzv.terms import Task
@@ -27,6 +31,8 @@ from dpzv.terms import Task
 __all__ = ["AlignmentState", "LabelRecords", "digest_of"]
 
 FILE = "alignment.safetensors"
+ONE_BY_ONE = threading.Lock()
+"""What takes memory for every record is done for one device after the other, though each has a thread of its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,26 +50,32 @@ class LabelRecords:
     key: str = ""
     meaning: dict[str, str] = field(default_factory=dict)
     """What the labels' numbers mean, in words that are compared: the column, the task, and its classes or its range."""
+    unit: float = 1.0
+    """What a 1 in the labels of a regression stands for in the units of the label column."""
 
 
 class AlignmentState:
     """Which devices have sent ids and, once all have, every party's rows."""
 
-    def __init__(self, folder: Path, labels: LabelRecords, M: int, share: float, least: int) -> None:
-        """A `share` of the records is for tests; fewer shared records than `least` are refused."""
+    def __init__(self, folder: Path, labels: LabelRecords, M: int, share: float, least: int, psi: bool = False) -> None:
+        """A `share` of the records is for tests; fewer shared records than `least` are refused.
+
+        With `psi` the ids that the server does not have itself stay hidden from it.
+        """
         self._file, self._labels, self._M, self._share, self._least = folder / FILE, labels, M, share, least
         self._sent: dict[int, tuple[NDArray[np.uint8], str]] = {}  # by device: its hashed ids, and their SHA-256
-        self._rows: dict[int, NDArray[np.int64]] = {}
+        self.complete = False  # whether the shared records are known; rows are read from the file when they are needed
         self._digests: dict[int, str] = {}
         self._bound: dict[int, Digests] = {}  # what each device said of its encoding and its records
         self.counts = ""
+        self._psi = psi
+        self.hidden = self.hiding(labels.hashes)
         if self._file.exists():
             self._load()
 
-    @property
-    def complete(self) -> bool:
-        """Whether the shared records are known."""
-        return bool(self._rows)
+    def hiding(self, hashes: NDArray[np.uint8]) -> HiddenIds | None:
+        """How the server hides these ids of its own from devices; `None` where ids are compared as hashes."""
+        return HiddenIds(hashes) if self._psi else None
 
     @property
     def missing(self) -> list[int]:
@@ -75,9 +87,10 @@ class AlignmentState:
         if not self.complete:
             return m not in self._sent or self._sent[m][1] != ids_sha256
         if self._digests[m] != ids_sha256:
+            folder = "" if self.hidden is None else " and the folder, which has the key that hides its ids,"
             raise PeerRefused(
-                f"device {m} has other record ids than when this run began; give it the file that it had then, or "
-                "start a new run."
+                f"device {m} has other record ids than when this run began; give it the file{folder} that it had then, "
+                "or start a new run."
             )
         return False
 
@@ -124,42 +137,60 @@ class AlignmentState:
         metadata["labels"] = msgspec.json.encode(self._labels.meaning).decode()
         write_tensors(self._file, {f"party-{p}": torch.from_numpy(r) for p, r in enumerate(found.rows)}, metadata)
         self.counts, self._digests, self._bound = counts, digests, bound
-        self._rows = dict(enumerate(found.rows))  # last, since it makes the alignment complete
-        self._sent = {}
+        self.complete, self._sent = True, {}  # last, since others look at it meanwhile
 
     def rows(self, m: int, mu_start: float = math.inf) -> tuple[Rows, NDArray[np.int64]]:
         """What device m is told: the numbers of its rows follow, those trained on first, in the common order.
 
         `mu_start` is the mu that its private start may cost.
         """
-        train, test = self._parts(m)
-        return Rows(len(train), len(test), mu_start), np.concatenate([train, test]).astype(ROWS, copy=False)
+        with ONE_BY_ONE:
+            train, test = self._parts(m)
+            return Rows(len(train), len(test), mu_start), np.concatenate([train, test]).astype(ROWS, copy=False)
 
     def records(self) -> ServerRecords:
-        """What the server knows about the shared records, in the common order."""
+        """What the server knows about the shared records, in the common order.
+
+        Before these are known it is as if all its records were shared; no run has more.
+        """
         own, (train, test) = self._labels, self._parts(0)
         outputs = own.n_classes if own.task == "classes" else 1
         # a ledger keeps the fingerprint, so these parts and their order are a format
-        fingerprint = hashlib.sha256(own.hashes[train].tobytes() + own.y[train].tobytes()).hexdigest()
-        names = RecordNames.of_hashes(own.key, own.hashes[train])
-        return ServerRecords(own.name, own.task, outputs, own.y[train], own.y[test], fingerprint, names)
+        hashes, y, fingerprint = own.hashes[train], own.y[train], hashlib.sha256()
+        for part in (hashes, y):
+            fingerprint.update(np.ascontiguousarray(part).data)
+        names = RecordNames.of_hashes(own.key, hashes)
+        return ServerRecords(own.name, own.task, outputs, y, own.y[test], fingerprint.hexdigest(), names, own.unit)
 
     def _parts(self, party: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        rows = self._rows[party]
+        rows = self._rows_of(party) if self.complete else np.arange(len(self._labels.hashes))
         train, test = holdout(len(rows), self._share)
         return rows[train], rows[test]
 
-    def _load(self) -> None:
+    def _rows_of(self, party: int) -> NDArray[np.int64]:
+        """The rows of a party, from the file: with millions of records they are needed too rarely to be kept."""
+        with self._readable(), safetensors.safe_open(self._file, "np") as file:
+            rows: NDArray[np.int64] = file.get_tensor(f"party-{party}")
+        return rows
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
         try:
+            yield
+        except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, OSError) as error:
+            raise DataError(f"{self._file} is not the alignment of this run ({error}); start a new run.") from None
+
+    def _load(self) -> None:
+        with self._readable():
             with safetensors.safe_open(self._file, "np") as file:
                 metadata = file.metadata()
-                self._rows = {p: file.get_tensor(f"party-{p}") for p in range(self._M + 1)}
+                if not {f"party-{p}" for p in range(self._M + 1)} <= set(file.keys()):
+                    raise KeyError("rows of a party")
             self._digests = {p: metadata[f"party-{p}"] for p in range(self._M + 1)}
             self.counts = metadata["counts"]
             self._bound = dict(enumerate(msgspec.json.decode(metadata["bound"], type=list[Digests]), 1))
             meant = msgspec.json.decode(metadata["labels"], type=dict[str, str])
-        except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, OSError) as error:
-            raise DataError(f"{self._file} is not the alignment of this run ({error}); start a new run.") from None
+        self.complete = True
         if self._digests[0] != _sha256(self._labels.hashes):
             raise DataError(
                 "the server has other record ids than when this run began; give it the file that it had then, or start "
@@ -176,8 +207,10 @@ class AlignmentState:
 
 def digest_of(m: int, hashes: NDArray[np.uint8]) -> str:
     """The SHA-256 of device m's hashed ids, uint8 [n, 16]; refuses ids that repeat. For millions it takes seconds."""
-    words = np.sort(hashes.view(np.uint64)[:, 0])  # the halves of two ids are equal by chance 1 in 2^64
-    if again := int(np.count_nonzero(words[1:] == words[:-1])):
+    with ONE_BY_ONE:
+        words = np.sort(hashes.view(np.uint64)[:, 0])  # the halves of two ids are equal by chance 1 in 2^64
+        again = int(np.count_nonzero(words[1:] == words[:-1]))
+    if again:
         raise PeerRefused(
             f"device {m} must name every id once, but {again} of {len(words)} repeat another; keep one row an id."
         )

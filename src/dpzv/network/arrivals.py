@@ -24,7 +24,7 @@ from dpzv.network.wire import RELEASE
 from dpzv.protocol.bounds import LARGEST
 from dpzv.protocol.messages import Embeddings
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import named_parents, noise_of, plan_of
+from dpzv.runtime.run_plan import named_parents, noise_of, plan_of, warn
 from dpzv.runtime.server_run import Opened, ServerRun
 
 __all__ = ["Arrivals", "Arrived", "open_run"]
@@ -45,6 +45,8 @@ def open_run(config: Config, alignment: AlignmentState, folder: RunFolder) -> Se
     except BaseException as error:
         run.__exit__(type(error), error, error.__traceback__)
         raise
+    if not run.begun:
+        warn(run.plan)
     return run
 
 

@@ -23,9 +23,14 @@ __all__ = ["align", "hear_ids", "open_aside", "tell_rows"]
 
 
 async def hear_ids(peer: Peer, hello: wire.Hello, alignment: AlignmentState) -> None:
-    """Take the hashed ids of a device that has been asked for them."""
+    """Take the ids of a device that has been asked for them: keyed hashes, or what may be known of hidden ids."""
+    hidden = alignment.hidden
+    if hidden is not None:
+        hidden.start()
     hashes = await hashed_ids(peer, hello.ids)
     digest = await asyncio.to_thread(digest_of, peer.m, hashes)
+    if hidden is not None:
+        hashes, digest = await hidden.known(peer, hashes), hello.ids_sha256
     peer.require_open()
     alignment.take(peer.m, hashes, digest)
 

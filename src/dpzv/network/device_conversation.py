@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -17,16 +18,19 @@ from dpzv.config import Config, per_device
 from dpzv.declarations import start_facts
 from dpzv.errors import ConfigError, PeerError, PeerRefused
 from dpzv.network.device_folder import DeviceFolder, DeviceState
-from dpzv.network.feature_records import FeatureRecords, change_of
+from dpzv.network.feature_records import Digests, FeatureRecords, OwnIds, change_of
 from dpzv.network.wire import (
     BATCHES,
     MOST_IDS,
     PART,
+    POINTS,
     ROWS,
     Ask,
     Control,
+    Counted,
     Done,
     Gathered,
+    Hidden,
     ListPiece,
     Receipted,
     Rows,
@@ -34,13 +38,13 @@ from dpzv.network.wire import (
     hello,
     pack,
     pack_message,
-    pieces,
+    streamed,
 )
 from dpzv.protocol.codec import FRAMING, Codec
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Evaluation, Message
 from dpzv.runtime.assemble_device import codec_of, make_device, uplink_of
-from dpzv.runtime.device_networks import make_network
+from dpzv.runtime.device_networks import make_network, with_plain_starts
 from dpzv.runtime.run_plan import device_plan, noise_of, sizes_of
 
 __all__ = ["Conversation"]
@@ -56,30 +60,41 @@ class Conversation:
 
     def __init__(self, config: Config, features: FeatureRecords, folder: DeviceFolder) -> None:
         self._config, self._features, self._folder = config, features, folder
-        self._M, self._D = len(config.network.devices), 0
-        self._hashes, self._digests = features.hashes.tobytes(), features.digests()
+        self._M, self._D, self._psi = len(config.network.devices), 0, config.network.alignment == "psi"
         self._finished = False  # whether these weights are those at the end of a run
         self.device: Device | None = None
         self.codec: Codec | None = None
         self.run_id, self.m = "", 0
-        self._announced: Rows | Ask | None = None  # what the row numbers are for that are on their way
+        self._announced: Rows | Ask | Hidden | None = None  # what the pieces of a list are for that are on their way
         self._numbers = Gathered("row numbers", 0, ROWS.itemsize)
+        self._points = Counted("hidden ids", 0, POINTS.itemsize)
         self._last = 0, b""  # round and receipt of the last release that was applied
         self._saved = time.monotonic()
 
     def check(self) -> None:
         """Refuse settings that the weights in the folder do not fit and, while the run lasts, other records."""
+        records = self._digests.records  # raises if ids shall be hidden, and cannot be here
         if not self._folder.has_state:
             return
         state = self._folder.state()
         remedy = "put back what was there, or give the device an empty folder for a new run"
         if change := change_of(state.columns, self._features.columns):
             raise ConfigError(f"this device's weights were trained with another encoding: {change}; {remedy}.")
-        if not state.finished and state.records != self._digests.records:
+        if not state.finished and state.records != records:
             raise ConfigError(
                 f"this device's file holds other records than when its run began; until the end of the run it must "
                 f"stay the same: {remedy}."
             )
+
+    @cached_property
+    def _own(self) -> OwnIds:
+        """This device's ids; what hides them is read from its folder, which is held by then."""
+        return OwnIds(self._features.hashes, self._folder.ids_key() if self._psi else b"")
+
+    @cached_property
+    def _digests(self) -> Digests:
+        """What the server is told of the encoding and the records, by a key it lacks where ids are hidden from it."""
+        return msgspec.structs.replace(self._features, key=self._own.key or self._features.key).digests()
 
     @property
     def position(self) -> int:
@@ -92,8 +107,9 @@ class Conversation:
         if self.device is not None:
             self.device.waiting = False  # the server sends the release of the last batch again, or asks for the batch
         state = self._state() if self.device is not None else self._folder.state()
-        own, weights = (self._hashes, self._digests), (state.run_id, state.position)
-        return pack(hello(self._config, *weights, *own, t=state.t, receipt=state.receipt))
+        own, weights = self._own, (state.run_id, state.position)
+        said = hello(self._config, *weights, b"", self._digests, t=state.t, receipt=state.receipt)
+        return pack(msgspec.structs.replace(said, ids=own.count, ids_sha256=own.digest))
 
     def answers(self, message: Control | Message | Receipted) -> Iterator[bytes]:
         """Do what the server says, and give the frames to send for it, each to be sent before the next is made."""
@@ -104,6 +120,10 @@ class Conversation:
             yield from self._welcomed(message)
         elif isinstance(message, Rows) and self.m:
             yield from self._expect(message, message.train + message.test, len(self._features.x))
+        elif isinstance(message, Hidden):
+            self._own.begin(message.ids)
+            self._points = Counted("hidden ids", message.ids, POINTS.itemsize)
+            self._announced = message if message.ids else None
         elif device is None or codec is None:
             raise PeerError(f"the server sent {type(message).__name__} before the rows; the link is closed.")
         elif isinstance(message, Receipted) and device.waiting:
@@ -142,10 +162,16 @@ class Conversation:
         if not count:
             yield from self._listed(message)
 
-    def _taken(self, message: Control | Message | Receipted, what: Rows | Ask) -> Iterator[bytes]:
-        """Take a piece of the row numbers, and do what they are for once all are here."""
+    def _taken(self, message: Control | Message | Receipted, what: Rows | Ask | Hidden) -> Iterator[bytes]:
+        """Take a piece of the row numbers, and do what they are for once all are here; answer hidden ids at once."""
         if not isinstance(message, ListPiece):
-            raise PeerError(f"row numbers must follow, the server sent {type(message).__name__}; the link is closed.")
+            name = "hidden ids" if isinstance(what, Hidden) else "row numbers"
+            raise PeerError(f"{name} must follow, the server sent {type(message).__name__}; the link is closed.")
+        if isinstance(what, Hidden):
+            points = self._points.take(message).reshape(-1, POINTS.itemsize)
+            yield pack(ListPiece(message.start, self._own.answer(points).tobytes()))
+            self._announced = None if self._points.complete else what
+            return
         self._numbers.take(message)
         if self._numbers.complete:
             yield from self._listed(what)
@@ -157,6 +183,7 @@ class Conversation:
             raise PeerError(
                 f"the server may name rows 0 to {n - 1} of this device's file, not others; the link is closed."
             )
+        rows = self._own.rows(rows)
         if isinstance(what, Rows):
             if self.device is None:
                 self.build(rows[: what.train], rows[what.train :], what.mu_start)
@@ -182,7 +209,7 @@ class Conversation:
         if message.mode == "predict" and self.device is None:
             self._build_to_predict()
         if message.needs_ids:
-            yield from pieces(self._features.hashes)
+            yield from streamed(self._own.sent())
 
     def _asked(self, message: Ask, device: Device, codec: Codec) -> Iterator[bytes]:
         if message.what == "rounds":
@@ -205,8 +232,10 @@ class Conversation:
         width = per_device("devices.embedding", self._config.devices.embedding, self._M)[self.m - 1]
         row = Evaluation(self.m, 0, np.empty((1, width), np.float32))
         chunk = max(1, (PART - FRAMING) // codec.payload_bytes(row))
-        for part in device.embed(torch.from_numpy(self._features.x[rows]), chunk):
-            yield pack_message(codec, part)
+        for start in range(0, len(rows), chunk):
+            x = torch.from_numpy(self._features.x[rows[start : start + chunk]])
+            for part in device.embed(x, chunk):
+                yield pack_message(codec, Evaluation(self.m, start, part.h))
         yield pack(Done("predict"))
 
     def _build_to_predict(self) -> None:
@@ -217,11 +246,7 @@ class Conversation:
                 "this device needs trained weights for a prediction, but its folder has none; give it its folder back."
             )
         few = self._features.x[:64]  # only the shapes count, since the weights are loaded
-        starts = per_device("devices.start", self._config.devices.start, self._M)
-        plain = tuple(map(_same_shapes, starts))
-        change = msgspec.structs.replace
-        config = change(self._config, devices=change(self._config.devices, start=plain))
-        self._make(config, D, few, few[:0])
+        self._make(with_plain_starts(self._config, self._M), D, few, few[:0])
 
     def _make(
         self, config: Config, D: int, x_train: NDArray[Any], x_test: NDArray[Any], mu_start: float = math.inf
@@ -250,11 +275,3 @@ class Conversation:
         assert self.device is not None
         bound = self._features.columns, self._digests.records
         return DeviceState(self.run_id, self.device.position, self._D, *self._last, *bound, self._finished)
-
-
-def _same_shapes(start: str) -> str:
-    """A start without noise that makes the same network, for weights that are put in afterwards."""
-    facts = start_facts(start)
-    if not (facts.reads or facts.private):
-        return start
-    return "whiten" if facts.whitens else "random"

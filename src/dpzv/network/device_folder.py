@@ -1,11 +1,13 @@
 """A device's own folder: its checkpoint while it trains, and its weights once the run is finished.
 
-The files are `state.safetensors` and `weights/device-m.safetensors`, where m is the device's number. One process at a
-time owns the folder: two devices on one folder would each write over what the other has learned.
+The files are `state.safetensors` and `weights/device-m.safetensors`, where m is the device's number, and `ids.key` if
+the device hides its ids. One process at a time owns the folder: two devices on one folder would each write over what
+the other has learned.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -15,8 +17,9 @@ import msgspec
 import safetensors
 import torch
 
+from dpzv.data.alignment import KEY_BYTES
 from dpzv.data.columns import Column
-from dpzv.durable import holding, write_tensors
+from dpzv.durable import holding, write_atomically, write_tensors
 from dpzv.errors import DataError
 from dpzv.protocol.device import Device
 
@@ -61,6 +64,22 @@ class DeviceFolder:
             return DeviceState()
         with self._opened() as file:
             return msgspec.json.decode((file.metadata() or {})["state"], type=DeviceState)
+
+    def ids_key(self) -> bytes:
+        """The secret by which this device hides its ids in this run, drawn when it is first needed."""
+        file = self._path / "ids.key"
+        if not file.exists() and not self.has_state:
+            write_atomically(file, secrets.token_hex(KEY_BYTES).encode() + b"\n")
+        try:
+            key = bytes.fromhex(file.read_text())
+        except (OSError, ValueError):
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise DataError(
+                f"{file} must hold the {KEY_BYTES} bytes by which this device hid its ids when its run began, but they "
+                "cannot be read; put a copy of it back, or give the device an empty folder for a new run."
+            )
+        return key
 
     def save(self, device: Device, state: DeviceState) -> None:
         """Write the checkpoint, atomically."""

@@ -22,7 +22,7 @@ from dpzv.network.device_conversation import Conversation
 from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.transport import GOODBYE_SECONDS, LONGEST_PAUSE, Connector, LinkLost, Stream, last_word
-from dpzv.network.wire import ListPiece, Stop, pack, shown, unpack
+from dpzv.network.wire import ListPiece, Stop, Welcome, pack, shown, unpack
 from dpzv.runtime.accelerator import accelerator_of
 
 __all__ = ["DeviceParty"]
@@ -135,7 +135,7 @@ class DeviceParty:
             if isinstance(message, Stop):
                 return await self._end(stream, message)
             try:
-                if isinstance(message, ListPiece):
+                if isinstance(message, ListPiece | Welcome):
                     await self._answer_aside(stream, conversation.answers(message))
                     continue
                 for answer in conversation.answers(message):
@@ -148,7 +148,7 @@ class DeviceParty:
                 return await self._end(stream, stop)
 
     async def _answer_aside(self, stream: Stream, answers: Iterator[bytes]) -> None:
-        """Send answers that take long to make: after the last of millions of row numbers all their rows are read."""
+        """Send answers that take long to make: millions of ids are hidden, or the rows of as many numbers are read."""
         while made := await aside(partial(_made, answers)):
             for answer in made:
                 async with self._writing:

@@ -1,13 +1,16 @@
 """A device's own records and what they mean to its weights: how columns are encoded, and which values they hold.
 
 Weights fit one encoding and one set of records. So a device's folder keeps both, and the server keeps a keyed digest of
-each from the first meeting on. The key is that of the parties' ids, which nobody else has.
+each from the first meeting on. The key is that of the parties' ids, which nobody else has; a device that hides its ids
+from the server takes one that the server lacks, too.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
 from typing import Annotated, Any
 
 import msgspec
@@ -15,8 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpzv.data.columns import Column
+from dpzv.data.psi import SecretNumber
+from dpzv.errors import PeerError
+from dpzv.network.logs import LoggedProgress
 
-__all__ = ["Digests", "FeatureRecords", "change_of"]
+__all__ = ["Digests", "FeatureRecords", "OwnIds", "change_of"]
+
+LOG = logging.getLogger("dpzv.device")
+AT_ONCE = 16_384
+"""So many ids are sent or hidden at a time; to hide them takes one core some two seconds."""
 
 
 class Digests(msgspec.Struct, frozen=True, array_like=True):
@@ -41,6 +51,67 @@ class FeatureRecords(msgspec.Struct, frozen=True):
         for array in (self.hashes, self.x):
             records.update(np.ascontiguousarray(array).data)
         return Digests(encoding.hexdigest(), records.hexdigest())
+
+
+class OwnIds:
+    """A device's ids as its server gets to see them: keyed hashes uint8 [n, 16], or hidden by `key`, if there is one.
+
+    Hidden ids are listed in an order that only the key tells, so that their places say nothing about those between
+    them. In every exchange they are hidden by a new number, so that two lists have nothing in common.
+    """
+
+    def __init__(self, hashes: NDArray[np.uint8], key: bytes = b"") -> None:
+        """With a key, raises `ConfigError` if what computes points is not installed."""
+        self.count, self.key, self._hashes = len(hashes), key, hashes
+        self._number = SecretNumber() if key else None  # of the exchange
+        self._asked = True  # whether the server has named its own ids since it was sent a list
+
+    @cached_property
+    def digest(self) -> str:
+        """What names these ids, so that a changed file is noticed; without the key nobody can test an id by it."""
+        data = np.ascontiguousarray(self._hashes).reshape(-1).data
+        return (hashlib.blake2b(data, key=self.key, digest_size=32) if self.key else hashlib.sha256(data)).hexdigest()
+
+    def sent(self) -> Iterator[NDArray[np.uint8]]:
+        """The list that the server is sent, uint8 [n, 16] in all, part by part."""
+        starts = range(0, self.count, AT_ONCE)
+        if not self.key:
+            LOG.info(
+                "the server is sent keyed hashes of all %d ids of this device, by which it can test any id; with "
+                'network.alignment = "psi" it would learn only which of its own ids are among them',
+                self.count,
+            )
+            yield from (self._hashes[start : start + AT_ONCE] for start in starts)
+            return
+        self._number, self._asked = SecretNumber(), False
+        progress = LoggedProgress(LOG, "this device's ids are hidden", self.count)
+        for start in starts:
+            rows = self._order[start : start + AT_ONCE]
+            yield self._number.hidden(self._hashes[rows])[:, : self._hashes.shape[1]]
+            progress.tell(start + len(rows))
+
+    def begin(self, ids: int) -> None:
+        """The server names `ids` ids of its own, hidden by itself; once after each list that it was sent."""
+        if self._asked:
+            raise PeerError("the server may name its ids once after it was sent hidden ones; the link is closed.")
+        self._asked = True
+        LOG.info("the server names %d ids and learns which of them are among the %d of this device", ids, self.count)
+
+    def answer(self, points: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The server's hidden ids, uint8 [n, 32], hidden by this device as well."""
+        assert self._number is not None
+        return self._number.times(points)
+
+    def rows(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows of the device's file that stand at these places of the list."""
+        return self._order[numbers] if self.key else numbers
+
+    @cached_property
+    def _order(self) -> NDArray[np.int64]:
+        """The rows of the file in the order of the list: by a hash under the key, since a restart needs it again."""
+        keyed = partial(hashlib.blake2b, key=self.key, digest_size=8, person=b"dpzv order")
+        hashed = b"".join(keyed(row.tobytes()).digest() for row in self._hashes)
+        return np.argsort(np.frombuffer(hashed, np.uint64), kind="stable")
 
 
 def meant(columns: Sequence[Column]) -> list[dict[str, Any]]:

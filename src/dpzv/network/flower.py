@@ -30,7 +30,8 @@ from dpzv.durable import make_folder, open_log
 from dpzv.errors import ConfigError, DpzvError
 from dpzv.network.device_party import DeviceParty
 from dpzv.network.logs import JsonLines
-from dpzv.network.party import Party, load_party, open_folder, serve
+from dpzv.network.party import Party, load_party
+from dpzv.network.serving import open_folder, serve
 from dpzv.network.status import read_status
 from dpzv.network.transport import Connector, Stream
 from dpzv.network.wire import agreed_hash, shown

@@ -18,7 +18,7 @@ from dpzv.network.transport import Peer, Stream, next_frame
 from dpzv.privacy.ledger import Ledger
 from dpzv.version import VERSION
 
-__all__ = ["ROLLED_BACK", "check_return", "greet", "hashed_ids"]
+__all__ = ["ROLLED_BACK", "check_return", "greet", "hashed_ids", "next_piece"]
 
 FIRST_WORD_SECONDS = 10.0
 """How long a new connection may stay silent."""
@@ -58,14 +58,17 @@ async def hashed_ids(peer: Peer, count: int) -> NDArray[np.uint8]:
     peer.stream.most = wire.PART
     ids = wire.Gathered(f"the hashed ids of device {peer.m}", count, 16)
     while not ids.complete:
-        piece = wire.unpack(None, await next_frame(peer.stream, PIECE_SECONDS))
-        peer.require_open()
-        if not isinstance(piece, wire.ListPiece):
-            raise PeerError(
-                f"device {peer.m} must send its hashed ids, got {type(piece).__name__}; its link is closed."
-            )
-        ids.take(piece)
+        ids.take(await next_piece(peer, "its hashed ids"))
     return ids.entries(np.dtype(np.uint8)).reshape(-1, 16)
+
+
+async def next_piece(peer: Peer, what: str) -> wire.ListPiece:
+    """The next piece of a list that a device sends; `what` names it in errors."""
+    piece = wire.unpack(None, await next_frame(peer.stream, PIECE_SECONDS))
+    peer.require_open()
+    if not isinstance(piece, wire.ListPiece):
+        raise PeerError(f"device {peer.m} must send {what}, got {type(piece).__name__}; its link is closed.")
+    return piece
 
 
 def check_return(ledger: Ledger, m: int, hello: wire.Hello) -> PrivacyRefused | None:

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
-from dpzv.durable import EVERYBODY, holding, write_atomically
+from dpzv.durable import EVERYBODY, holding, refuse_shared, write_atomically
 from dpzv.errors import ConfigError, DataError
 from dpzv.network.identity import LOCAL_HOSTS, Authority, issue_certificate, make_authority, new_key, party_name
 from dpzv.network.revocation import LIST, NOTHING, Revoked, issued_to, name_of, read_list, record, write_list
@@ -296,8 +296,10 @@ def _certificates(path: Path) -> list[x509.Certificate]:
 
 def _key(path: Path) -> PrivateKeyTypes:
     """The private key in an unencrypted PEM file."""
+    data = _read(path)
+    refuse_shared(path)
     try:
-        return serialization.load_pem_private_key(_read(path), password=None)
+        return serialization.load_pem_private_key(data, password=None)
     except TypeError:
         raise DataError(f"{path} is encrypted with a password; give the key without one, with mode 0600.") from None
     except ValueError:
@@ -306,8 +308,10 @@ def _key(path: Path) -> PrivateKeyTypes:
 
 def read_alignment_key(path: Path) -> bytes:
     """The 32 secret bytes with which the parties of one federation hash record ids."""
+    data = _read(path)
+    refuse_shared(path)
     try:
-        key = bytes.fromhex(_read(path).decode("ascii"))
+        key = bytes.fromhex(data.decode("ascii"))
     except ValueError:
         key = b""
     if len(key) != ALIGNMENT_BYTES:

@@ -8,13 +8,15 @@ import time
 
 import msgspec
 
-__all__ = ["JsonLines", "LimitedLog", "shortened"]
+__all__ = ["JsonLines", "LimitedLog", "LoggedProgress", "shortened"]
 
 LINES = 10
 """Lines about one subject in `SECONDS`; those that follow are counted."""
 SECONDS = 60.0
 SUBJECTS = 1000
 """Subjects that are told apart in one period; what is about a further one is counted with the others."""
+PROGRESS_SECONDS = 5.0
+"""How often the log says how far long work is."""
 LONGEST_LINE = 1000
 """Characters of the longest message in a log."""
 
@@ -38,6 +40,23 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()
+
+
+class LoggedProgress:
+    """Says from time to time in a log how far long work on `of` things is, and about how long the rest takes."""
+
+    def __init__(self, log: logging.Logger, what: str, of: int) -> None:
+        self._log, self._what, self._of = log, what, of
+        self._began = self._said = time.monotonic()
+
+    def tell(self, done: int) -> None:
+        """So many are done; work that takes a few seconds in all is not talked about."""
+        now = time.monotonic()
+        if now - self._said < PROGRESS_SECONDS:
+            return
+        self._said, left = now, (now - self._began) * (self._of - done) / done
+        bar = ("#" * (20 * done // self._of)).ljust(20, ".")
+        self._log.info("%s: [%s] %d of %d, about %.0f s left", self._what, bar, done, self._of, left)
 
 
 class LimitedLog:

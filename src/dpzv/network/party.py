@@ -1,47 +1,29 @@
-"""A party as its operator starts it: its own file, its records, its links, the server at work, and its log."""
+"""A party as its operator starts it: its own file, its records, its links, and its log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import socket
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data import party_records as records
 from dpzv.data.alignment import keyed, name_of_key
-from dpzv.errors import ConfigError, DataError
+from dpzv.errors import ConfigError, PeerError
+from dpzv.network.admission import Admission
 from dpzv.network.alignment_state import LabelRecords
 from dpzv.network.feature_records import FeatureRecords
-from dpzv.network.grpc_transport import GrpcConnector, GrpcListener, refusals_logged
-from dpzv.network.keyfiles import Credentials, own_name, read_alignment_key
-from dpzv.network.server_party import ServerParty
-from dpzv.network.status import read_status, serve_metrics
-from dpzv.runtime.run_folder import RunFolder
-from dpzv.validate import converted, toml_of
+from dpzv.network.grpc_transport import GrpcConnector, GrpcListener, peer_option
+from dpzv.network.keyfiles import Credentials, own_name, read_alignment_key, read_party_keys
+from dpzv.runtime.party_file import PartyFile, agreed_run, check_party, read_party
+from dpzv.validate import host_and_port
 
-__all__ = ["Party", "load_party", "open_folder", "serve"]
-
-
-class PartyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The keys of a party's TOML file; relative paths begin at the folder of that file."""
-
-    run: str  # the agreed configuration: the same file at every party
-    keys: str  # the folder of `dpzv keys issue`
-    name: str  # the name in this party's certificate
-    out: str  # this party's folder of the run
-    listen: str = ""  # server: host:port to listen on
-    server: str = ""  # device: host:port of the server
-    server_name: str = "server"  # device: the name in the server's certificate
-    metrics: str = ""  # server: host:port for /metrics; empty: none
-    parents: tuple[
-        str, ...
-    ] = ()  # server: folders of earlier runs on any of these records, whose claims count as spent
-    data: dict[str, Any] = {}
+__all__ = ["Party", "load_party"]
 
 
 class Party(msgspec.Struct, frozen=True):
@@ -63,22 +45,45 @@ class Party(msgspec.Struct, frozen=True):
 
     def features(self) -> FeatureRecords:
         """A device's own records."""
-        if self.data.features is None:
-            raise ConfigError("a device needs features, got none; add [data.features] to its file.")
-        table = records.read_features(self.data.features)
-        return FeatureRecords(self.hashed(table.ids), table.x, self.data.features.columns, self._key)
+        table = records.read_features(self.data.of_device())
+        for odd in (table.separated, *(tally.warning() for tally in table.tallies)):
+            if odd:  # it counts records, so it is for this party's own log
+                logging.getLogger("dpzv.device").warning("%s", odd)
+        return self.device_records(table)
+
+    def device_records(self, table: records.PartyTable) -> FeatureRecords:
+        """The records of a device's file, as its run knows them."""
+        columns = self.data.of_device().columns
+        return FeatureRecords(self.hashed(table.ids), table.x, columns, self._key)
 
     def labels(self) -> LabelRecords:
         """The server's own records."""
-        asked = self.data.labels
-        if asked is None:
-            raise ConfigError("the server needs labels, got none; add [data.labels] to its file.")
-        table = records.read_labels(asked)
+        table = records.read_labels(self.data.of_server())
+        for odd in (table.separated, table.warning()):
+            if odd:
+                logging.getLogger("dpzv.server").warning("%s", odd)
+        return self.server_records(table)
+
+    def server_records(self, table: records.LabelTable) -> LabelRecords:
+        """The records of the server's file, as its run knows them."""
+        asked = self.data.of_server()
         n_classes, name = len(asked.classes or ()), Path(asked.file).stem
         key, meaning = name_of_key(self._key, asked.id), {}
         for field in ("label", "task", "classes", "low", "high"):
             meaning[field] = repr(getattr(asked, field))
-        return LabelRecords(self.hashed(table.ids), table.y, asked.task, n_classes, name, key, meaning)
+        hashes = self.hashed(table.ids)
+        return LabelRecords(hashes, table.y, asked.task, n_classes, name, key, meaning, asked.unit)
+
+    def check_links(self) -> None:
+        """Refuse keys that do not fit, lists of revoked certificates that cannot be read, and ports that are taken."""
+        read_party_keys(self.credentials)
+        if self.file.server:
+            peer_option(self.file.server_name)
+            return
+        Admission(self.credentials)
+        for key, address in (("listen", self.file.listen), ("metrics", self.file.metrics)):
+            if address:
+                _refuse_taken(key, address)
 
     def listener(self) -> GrpcListener:
         """Where the server is reached."""
@@ -92,79 +97,26 @@ class Party(msgspec.Struct, frozen=True):
 def load_party(path: Path) -> Party:
     """The party of a TOML file."""
     folder = path.parent
-    file = converted(_toml(path), PartyFile, file=str(path))
+    file = read_party(path)
     keys = folder / file.keys
     credentials = Credentials(keys / f"{file.name}.crt", keys / f"{file.name}.key", keys / "ca.crt")
     shown = own_name(credentials)
     if shown != file.name:
         raise ConfigError(f"{path} is for '{file.name}', but its certificate is for '{shown}'; correct one of them.")
-    agreed = configuration.parse(configuration.merge(_toml(folder / file.run), {"runtime": {"kind": "network"}}))
-    _check(agreed, file, path)
+    agreed = agreed_run(folder / file.run)
+    check_party(agreed, file, path)
     parents = tuple(str(folder / parent) for parent in file.parents)
     config = msgspec.structs.replace(agreed, privacy=msgspec.structs.replace(agreed.privacy, parents=parents))
     return Party(file, config, credentials, folder / file.out, records.parse(file.data, folder))
 
 
-def open_folder(own: Party) -> RunFolder:
-    """The server's run folder: new, or that of the same run."""
-    return RunFolder.of_run(own.out, own.config)
-
-
-async def serve(own: Party, folder: RunFolder, started: Callable[[ServerParty], None]) -> dict[str, Any] | None:
-    """Train to the end and return the summary, or `None` if stopped before; `started` is given the server first.
-
-    The server of a finished run listens again only if a device has not heard of its end.
-    """
-    if folder.finished and _all_told(folder.path):
-        return folder.read_summary()
-    with folder.held():
-        server = ServerParty(own.config, own.labels(), folder)
-        started(server)
-        metrics = await serve_metrics(own.file.metrics, server.status) if own.file.metrics else None
-        try:
-            with refusals_logged():
-                return await server.run(own.listener())
-        finally:
-            if metrics is not None:
-                metrics.close()
-
-
-def _all_told(path: Path) -> bool:
-    """Whether every device is known to have heard of the run's end; not if the status is lost or damaged."""
+def _refuse_taken(key: str, address: str) -> None:
+    """Refuse an address on which this machine cannot listen now."""
+    host, port = host_and_port(key, address, 0)
+    inner, family = host.strip("[]"), socket.AF_INET6 if host.startswith("[") else socket.AF_INET
     try:
-        return all(device.told for device in read_status(path).devices)
-    except (ConfigError, DataError):
-        return False
-
-
-def _check(config: Config, file: PartyFile, path: Path) -> None:
-    names = config.network.devices
-    if not names or len(set(names)) < len(names):
-        raise ConfigError(f"network.devices must name each device once, got {list(names)}; see docs/howto/deploy.md.")
-    if bool(file.listen) == bool(file.server):
-        raise ConfigError(f"{path} must have either `listen` (the server) or `server` (a device); give one of them.")
-    if file.server and file.name not in names:
-        raise ConfigError(f"'{file.name}' is not among network.devices {list(names)}; add it there, for all parties.")
-    if config.privacy.parents:
-        raise ConfigError(
-            "only the server may name earlier runs, got privacy.parents in the agreed run; set `parents` in the "
-            "server's file."
-        )
-    if file.server and file.parents:
-        raise ConfigError(f"{path} is a device's file, got `parents`; only the server has the ledgers of earlier runs.")
-    if config.data.devices:
-        raise ConfigError(
-            f"network.devices says who takes part, got data.devices {list(config.data.devices)} in the agreed run; "
-            "remove data.devices."
-        )
-    if not config.data.holdout:
-        raise ConfigError(
-            "data.holdout, the share of records that are tested on, must be above 0 in the agreed run; set e.g. 0.2."
-        )
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return toml_of(path.read_bytes(), str(path))
+        socket.create_server((inner, port), family=family).close()
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); give the path of a TOML file.") from None
+        raise PeerError(
+            f"the server cannot listen on {key} = '{address}' ({error.strerror or error}); choose another address."
+        ) from None

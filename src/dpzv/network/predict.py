@@ -37,11 +37,17 @@ AT_ONCE = 8192
 
 
 class _Unable(PeerError):
-    """A device lacks records or releases, so that the prediction cannot be made, whatever the other devices answer."""
+    """A device lacks releases or all records, so that nothing can be predicted, whatever the other devices answer."""
 
 
 class Predictor:
-    """Asks every device once for the records of `wanted()` (hashed ids) and runs the final head on what comes."""
+    """Asks every device once for the records of `wanted()` (hashed ids) and runs the final head on what comes.
+
+    A record that a device does not have is left out; `unknown` [n, M] says which device lacks which record. What the
+    devices send waits in a file for the slowest of them, so millions of records need little memory.
+    """
+
+    unknown: NDArray[np.bool_]
 
     def __init__(
         self, config: Config, labels: LabelRecords, folder: RunFolder, wanted: Callable[[], NDArray[np.uint8]]
@@ -51,19 +57,22 @@ class Predictor:
         self._config, self._names = config, config.network.devices
         self._ids, self._hashed = wanted, asyncio.Event()
         # this raises if the server's records, or what its labels mean, are not those of the run
-        self._alignment = AlignmentState(folder.path, labels, len(self._names), config.data.holdout, 1)
+        psi = config.network.alignment == "psi"
+        self._alignment = AlignmentState(folder.path, labels, len(self._names), config.data.holdout, 1, psi)
         self._ledger = read_ledger(folder.path)
         widths = per_device("devices.embedding", config.devices.embedding, len(self._names))
         self._offsets = np.cumsum([0, *widths])
-        self._head = load_head(folder.path / "weights")
-        self._outputs: list[torch.Tensor] = []
-        self._came, self._done = [0] * len(self._names), 0  # records that each device sent, and that the head has seen
+        self._head, self._folder = load_head(folder.path / "weights"), folder
+        self._output: torch.Tensor | None = None  # [n, outputs]
+        self._finding = asyncio.Lock()  # what one device is asked for is looked up at a time: it takes memory
+        # up to which record each device has sent all that it has, and up to which the head has seen them
+        self._reached, self._done = [0] * len(self._names), 0
         self._left = set(range(1, len(self._names) + 1))
         self._news = asyncio.Event()
         self._failure: PeerError | None = None
 
     async def run(self, listener: Listener, seconds: float) -> torch.Tensor:
-        """The head's outputs [n, outputs]; refused if a device did not answer within `seconds`."""
+        """The head's outputs for the records that all devices have; refused if one does not answer in `seconds`."""
         await listener.start(self._talk)
         LOG.info("waiting for %s", ", ".join(self._names))
         try:
@@ -72,7 +81,9 @@ class Predictor:
                 raise DataError(f"a prediction is for at most {MOST_IDS} records, got {len(hashes)}; make several.")
             self._wanted = np.ascontiguousarray(hashes).view(np.uint64)  # [n, 2]
             self._order = await asyncio.to_thread(np.argsort, self._wanted[:, 0])
-            self._rows = np.zeros((len(hashes), int(self._offsets[-1])), np.float32)
+            self._rows = self._folder.scratch(".prediction", (len(hashes), int(self._offsets[-1])))
+            self.unknown = np.zeros((len(hashes), len(self._names)), np.bool_)
+            self._hidden = self._alignment.hiding(hashes)
             self._hashed.set()
             async with asyncio.timeout(seconds):
                 while self._left:
@@ -85,8 +96,26 @@ class Predictor:
             raise PeerError(f"{away} did not answer within {seconds:g} s; start `dpzv device --stay` there.") from None
         finally:
             await listener.stop(1)
+        return self._known_to_all()
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """Which records every device has."""
+        return np.asarray(~self.unknown.any(axis=1))
+
+    def _known_to_all(self) -> torch.Tensor:
+        """The head's outputs for the records that every device has."""
         self._go_on()
-        outputs = torch.cat(self._outputs)
+        known = self.known
+        if not known.any():
+            raise DataError(
+                f"at least one of the {len(known)} ids must be in every device's file, but none is; check the ids."
+            )
+        for name, lacks in zip(self._names, self.unknown.T, strict=True):
+            if lacks.any():
+                LOG.warning("%s has no record for %d of %d ids", name, int(lacks.sum()), len(lacks))
+        assert self._output is not None
+        outputs = self._output if known.all() else self._output[torch.from_numpy(known)]
         if not bool(outputs.isfinite().all()):
             raise DataError("the head of this run gives predictions that are not finite, so it diverged; train anew.")
         return outputs
@@ -140,13 +169,17 @@ class Predictor:
         await peer.tell(Welcome(m, "", "predict", True))
         ids = await hashed_ids(peer, count)
         await self._hashed.wait()
-        rows = await asyncio.to_thread(self._found, m, ids)
+        if self._hidden is not None:
+            ids = await self._hidden.known(peer, ids)
+        async with self._finding:
+            places, rows = await asyncio.to_thread(self._found, m, ids)
+        del ids
         await peer.tell(Ask("predict", len(rows)))
         await peer.send_list(rows)
         codec = codec_of(self._config, m, len(self._names))
         columns = slice(int(self._offsets[m - 1]), int(self._offsets[m]))
         stream.most = max(PART, codec.longest(1, columns.stop - columns.start) + 1)
-        self._came[m - 1] = came = 0
+        self._reached[m - 1] = came = 0
         while True:
             message = unpack(codec, await next_frame(stream, SECONDS))
             if isinstance(message, Done) and came == len(rows):
@@ -160,20 +193,24 @@ class Predictor:
                     f"device {m} ({self._names[m - 1]}) must send finite embeddings of at most {LARGEST:g}, got others "
                     f"for {beyond} of {len(message.h)} records; check its weights and its file."
                 )
-            self._rows[came : came + len(message.h), columns] = message.h
-            self._came[m - 1] = came = came + len(message.h)
+            self._rows[places[came : came + len(message.h)], columns] = message.h
+            came += len(message.h)
+            self._reached[m - 1] = int(places[came]) if came < len(rows) else len(self._rows)
             self._go_on()
 
     @torch.no_grad()
     def _go_on(self) -> None:
         """Run the head on the records that are complete, while the others are on their way."""
-        ready = min(self._came)
-        if ready == len(self._rows) or ready - self._done >= AT_ONCE:
-            self._outputs.append(self._head(torch.from_numpy(self._rows[self._done : ready])))
-            self._done = max(self._done, ready)
+        ready, n = min(self._reached), len(self._rows)
+        while self._done < ready and (ready == n or ready - self._done >= AT_ONCE):
+            end = self._done + AT_ONCE if ready - self._done >= 2 * AT_ONCE else ready  # no short rest
+            some = self._head(torch.from_numpy(self._rows[self._done : end]))
+            if self._output is None:
+                self._output = some.new_zeros(n, some.shape[1])
+            self._output[self._done : end], self._done = some, end
 
-    def _found(self, m: int, hashes: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """The device's row of every wanted record; raises `_Unable` with the number of those that it lacks."""
+    def _found(self, m: int, hashes: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Which of the wanted records device m has, and its row of each; raises `_Unable` if it has none of them."""
         words, wanted = np.ascontiguousarray(hashes).view(np.uint64), self._wanted  # [n, 2]
         if not len(words):
             words = ~wanted[:1]  # a stand-in that is not the hash of a wanted record
@@ -181,10 +218,12 @@ class Predictor:
         at = np.searchsorted(words[order, 0], wanted[self._order, 0])  # sorted queries are four times as fast
         rows = np.empty(len(wanted), ROWS)
         rows[self._order] = order[np.minimum(at, len(order) - 1)]
-        missing = int((words[rows] != wanted).any(axis=1).sum())
-        if missing:
+        lacks = (words[rows] != wanted).any(axis=1)
+        if lacks.all():
             raise _Unable(
-                f"device {m} ({self._names[m - 1]}) has no record for {missing} of {len(rows)} ids; leave them out, or "
-                "add them to its file."
+                f"device {m} ({self._names[m - 1]}) has no record for any of {len(rows)} ids; check the ids, or add "
+                "them to its file."
             )
-        return rows
+        self.unknown[:, m - 1] = lacks
+        places = np.flatnonzero(~lacks)
+        return places, rows[places]

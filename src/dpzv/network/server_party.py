@@ -50,7 +50,8 @@ class ServerParty:
         self._config, self._labels, self._folder = config, labels, folder
         self._names = config.network.devices
         least = max(config.train.B, config.privacy.min_batch)
-        self._alignment = AlignmentState(folder.path, labels, len(self._names), config.data.holdout, least)
+        psi = config.network.alignment == "psi"
+        self._alignment = AlignmentState(folder.path, labels, len(self._names), config.data.holdout, least, psi)
         self._peers = Peers()
         self._run: ServerRun | None = None
         self._arrivals: Arrivals | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dpzv import config as configuration
 from dpzv.config import Config
+from dpzv.data.psi import POINT_BYTES
 from dpzv.errors import PeerError
 from dpzv.network.feature_records import Digests
 from dpzv.privacy.receipts import RECEIPT_BYTES
@@ -31,14 +32,17 @@ __all__ = [
     "MESSAGE",
     "MOST_IDS",
     "PART",
+    "POINTS",
     "PROTOCOL",
     "RELEASE",
     "ROWS",
     "Ask",
     "Control",
+    "Counted",
     "Done",
     "Gathered",
     "Hello",
+    "Hidden",
     "ListPiece",
     "Receipted",
     "Rows",
@@ -52,6 +56,7 @@ __all__ = [
     "pieces",
     "protocol_of",
     "shown",
+    "streamed",
     "unpack",
 ]
 
@@ -73,6 +78,9 @@ MOST_IDS = 1 << 26
 ROWS = np.dtype("<i8")
 """How row numbers are sent."""
 
+POINTS = np.dtype(f"V{POINT_BYTES}")
+"""How hidden ids are sent."""
+
 HELLO_BYTES = 4096
 """Bytes of the longest frame that a peer may send before it has said hello."""
 
@@ -80,7 +88,7 @@ MESSAGE, RELEASE, CONTROL = b"m", b"r", b"c"
 """The first byte of a frame, which is a format: it holds a message of `protocol/`, a receipt and the release that it is
 for, or a control message."""
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Parties that speak another number refuse each other."""
 
 
@@ -129,12 +137,19 @@ class Welcome(_Control, frozen=True, tag="welcome"):
 class ListPiece(_Control, frozen=True, tag="piece"):
     """Either way: a piece of a list whose length was said before, after the `start` bytes of the pieces before it.
 
-    A device sends the keyed hashes of its record ids, 16 bytes each, in the order of its file. The server sends row
-    numbers of the device's file, int64 with the lowest byte first.
+    A device sends the keyed hashes of its record ids, 16 bytes each, in the order of its file, or what stands for them
+    when ids are hidden. The server sends row numbers in that list, int64 with the lowest byte first. When ids are
+    hidden, points go both ways, 32 bytes each.
     """
 
     start: Count
     data: bytes
+
+
+class Hidden(_Control, frozen=True, tag="hidden"):
+    """Server -> device: the points of the server's `ids` follow; every piece is answered by the products, in order."""
+
+    ids: Count
 
 
 class Rows(_Control, frozen=True, tag="rows"):
@@ -184,7 +199,7 @@ class Receipted(msgspec.Struct, frozen=True):
     receipt: bytes
 
 
-Control = Hello | Welcome | ListPiece | Rows | Ask | Done | Stop
+Control = Hello | Welcome | ListPiece | Hidden | Rows | Ask | Done | Stop
 
 _DECODER = msgspec.msgpack.Decoder(Control)
 _ENCODER = msgspec.msgpack.Encoder()
@@ -244,32 +259,45 @@ def unpack(codec: Codec | None, frame: bytes) -> Control | Message | Receipted:
     return control
 
 
-class Gathered:
-    """A list of `count` entries of `width` bytes, as far as it has come; `what` names it in errors.
+class Counted:
+    """How far a list of `count` entries of `width` bytes has come, of which nothing is kept; errors call it `what`.
 
     Whoever sends a list says first how long it is. All pieces but the last are equally long and they come in order, so
-    the length of every frame is known before it is read, and nothing is kept but the list.
+    the length of every frame is known before it is read.
     """
 
     def __init__(self, what: str, count: int, width: int) -> None:
-        self._what, self._came = what, 0
-        self._data = np.empty(count * width, np.uint8)  # memory that nothing has been written to costs nothing
+        self._what, self._came, self._length = what, 0, count * width
 
     @property
     def complete(self) -> bool:
         """Whether all of it is here."""
-        return self._came == len(self._data)
+        return self._came == self._length
 
-    def take(self, piece: ListPiece) -> None:
-        """Add the next piece; raises `PeerError` for any other."""
-        length = min(PIECE, len(self._data) - self._came)
+    def take(self, piece: ListPiece) -> NDArray[np.uint8]:
+        """The bytes of the next piece; raises `PeerError` for any other."""
+        length = min(PIECE, self._length - self._came)
         if not length or (piece.start, len(piece.data)) != (self._came, length):
             raise PeerError(
                 f"{self._what} come in pieces, of which the next has {length} bytes and follows {self._came} bytes, "
                 f"got one of {len(piece.data)} bytes that follows {piece.start}; the link is closed."
             )
-        self._data[self._came : self._came + length] = np.frombuffer(piece.data, np.uint8)
         self._came += length
+        return np.frombuffer(piece.data, np.uint8)
+
+
+class Gathered(Counted):
+    """The same, and the list is kept."""
+
+    def __init__(self, what: str, count: int, width: int) -> None:
+        super().__init__(what, count, width)
+        self._data = np.empty(count * width, np.uint8)  # memory that nothing has been written to costs nothing
+
+    def take(self, piece: ListPiece) -> NDArray[np.uint8]:
+        """Add the next piece; raises `PeerError` for any other."""
+        start, data = self._came, super().take(piece)
+        self._data[start : start + len(data)] = data
+        return data
 
     def entries(self, dtype: np.dtype[Any]) -> NDArray[Any]:
         """The whole list, as one entry after the other."""
@@ -281,6 +309,19 @@ def pieces(entries: NDArray[Any]) -> Iterator[bytes]:
     data = np.ascontiguousarray(entries).reshape(-1).view(np.uint8)
     for start in range(0, len(data), PIECE):
         yield pack(ListPiece(start, data[start : start + PIECE].tobytes()))
+
+
+def streamed(parts: Iterable[NDArray[Any]]) -> Iterator[bytes]:
+    """The frames of a list that is made part by part, each as soon as it is full."""
+    start, held = 0, bytearray()
+    for part in parts:
+        held += part.tobytes()
+        while len(held) >= PIECE:
+            yield pack(ListPiece(start, bytes(held[:PIECE])))
+            start += PIECE
+            del held[:PIECE]
+    if held:
+        yield pack(ListPiece(start, bytes(held)))
 
 
 def agreed_hash(config: Config) -> str:
