@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import typer
 from attack_targets import strategy, target
 from scipy.special import ndtri
@@ -17,10 +18,12 @@ from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.attacks.audit import CONFIDENCE, STRATEGIES, Strategy, attack, audit, strategies
 from dpzv.attacks.bound import Evidence
+from dpzv.attacks.strategies import FEW, both_worlds
 from dpzv.attacks.target import Target, target_of
 from dpzv.cli.audit_command import audit as command
 from dpzv.errors import ConfigError, DpzvError, PrivacyRefused
 from dpzv.privacy.gdp import epsilon_of
+from dpzv.privacy.label_counts import LabelCounts
 from dpzv.privacy.noise import ExactNoise
 
 
@@ -63,6 +66,18 @@ def test_every_shipped_recipe_stays_below_its_claim(name: str) -> None:
 @pytest.mark.parametrize("name", recipes.names())
 def test_every_shipped_recipe_stays_below_its_claim_in_many_runs(name: str) -> None:
     assert not audit(shipped(name), 20_000, lambda finding: None).above
+
+
+def test_counts_of_labels_do_not_tell_the_worlds_apart() -> None:
+    """The head starts at a noisy base rate, which is drawn again for every world; an attack must not see two draws."""
+    attacked = shipped("flights-scorecard")
+    with attacked.machine(B=FEW, batches=3, rounds=3) as one, attacked.machine(B=FEW, batches=3, rounds=3) as other:
+        charged = [event for machine in (one, other) for event in machine.run.ledger.charged]
+        assert len({event.counts for event in charged if isinstance(event, LabelCounts)}) == 2
+    first, second, _ = both_worlds(
+        attacked, 1, FEW, lambda machine, world: machine.run.server.method.head.state_dict()["base"].clone()
+    )
+    assert torch.equal(first, second)
 
 
 def test_a_joint_head_and_short_numbers_stay_below_the_claim() -> None:

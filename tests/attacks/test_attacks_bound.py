@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, norm
 from tests.plans import cost_of
 
-from dpzv.attacks.bound import MOST_FACTOR, Evidence, at_factor, epsilon_bound, error_bounds, mu_bound, noise_factor
+from dpzv.attacks.bound import (
+    MOST_FACTOR,
+    Evidence,
+    at_factor,
+    epsilon_bound,
+    error_bounds,
+    mu_bound,
+    noise_factor,
+    plain_bound,
+)
 from dpzv.privacy.accountant import Composition, tpr_of_parts
 from dpzv.privacy.events import SampledGaussian
 from dpzv.privacy.gdp import epsilon_of, tpr_at_fpr
@@ -100,3 +109,33 @@ def test_the_bound_in_words_of_the_log_ratio() -> None:
     assert factor == pytest.approx(2 * norm.isf(error))
     assert epsilon == pytest.approx(epsilon_of(factor, DELTA))
     assert epsilon > math.log((1 - error - DELTA) / error)
+
+
+def test_the_plain_bound_is_what_the_errors_say_without_a_curve() -> None:
+    """The log-ratio of the bounds of both rates, in whichever order says more; below that of the true curve."""
+    n, alpha = 300, 1e-5
+    perfect = Evidence(np.full(n, -1.0), np.full(n, 1.0), 0.0, gaussian(1.0), DELTA, 1.0)
+    error = 1 - (alpha / 2) ** (1 / n)
+    assert plain_bound(perfect, alpha) == pytest.approx(math.log((1 - error - DELTA) / error))
+    blind = Evidence(np.full(n, 1.0), np.full(n, 1.0), 0.0, gaussian(1.0), DELTA, 1.0)
+    assert plain_bound(blind, alpha) == 0
+    few = Evidence(np.full(n, -1.0), np.repeat([1.0, -1.0], [n // 10, n - n // 10]), 0.0, gaussian(1.0), DELTA, 1.0)
+    mirrored = Evidence(-few.high, -few.low, -1e-9, gaussian(1.0), DELTA, 1.0)
+    assert plain_bound(few, alpha) == pytest.approx(plain_bound(mirrored, alpha))
+    assert plain_bound(few, alpha) > 0
+    for seed in range(5):
+        evidence = seen(1.0, 20_000, 1.0, seed)
+        assert 0 < plain_bound(evidence, alpha) < epsilon_bound(evidence, alpha)[0]
+
+
+def test_the_plain_bound_needs_no_claimed_curve_to_hold() -> None:
+    """Randomised response at epsilon 1 is far from any Gaussian; the bound passes the truth as seldom as it says."""
+    epsilon, alpha, n = 1.0, 0.1, 500
+    lie = 1 / (1 + math.exp(epsilon))
+    over = 0
+    for seed in range(400):
+        generator = np.random.default_rng(seed)
+        low, high = generator.random(n) < lie, generator.random(n) >= lie
+        evidence = Evidence(low.astype(float), high.astype(float), 0.5, gaussian(0.1), DELTA, 1.0)
+        over += plain_bound(evidence, alpha) > epsilon
+    assert over <= 60

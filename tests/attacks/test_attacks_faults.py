@@ -101,7 +101,7 @@ class Repeating(BatchSchedule):
 def repeating(machine: Machine) -> None:
     known, *others = machine.run.schedules
     machine.run.schedules = (Repeating(known.seed, known.m, known.B, known.D), *others)
-    machine.run.server._schedules = machine.run.schedules
+    machine.run.server.schedules = machine.run.schedules
 
 
 def test_a_repeated_id_is_found() -> None:

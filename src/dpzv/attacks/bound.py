@@ -3,7 +3,7 @@
 An attack guesses which of two neighbouring worlds it saw: it says "high" when its score is above a threshold that was
 fixed before the scores were seen. Clopper-Pearson bounds both error rates from above; the claimed curve, with its noise
 divided by a factor, says how small errors can be. The least factor that allows the errors is a lower bound for
-the true one. A factor of 1 is the claim itself.
+the true one. A factor of 1 is the claim itself. `plain_bound` is what the errors say without any curve.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 from dpzv.privacy.accountant import Composition, epsilon_of_parts, gaussian_mu, sampled, tpr_of_parts
 from dpzv.privacy.gdp import epsilon_of
 
-__all__ = ["MOST_FACTOR", "Evidence", "at_factor", "epsilon_bound", "error_bounds", "mu_bound", "noise_factor"]
+__all__ = [
+    "MOST_FACTOR",
+    "Evidence",
+    "at_factor",
+    "epsilon_bound",
+    "error_bounds",
+    "mu_bound",
+    "noise_factor",
+    "plain_bound",
+]
 
 MOST_FACTOR = 8.0
 """With a sampled head, no larger factor is tried: the claim is then broken by far."""
@@ -91,8 +100,22 @@ def noise_factor(cost: Composition, fpr: float, fnr: float) -> float:
     return low
 
 
+def plain_bound(evidence: Evidence, alpha: float) -> float:
+    """A lower bound of epsilon at `delta_dp` with confidence 1 - `alpha`, whatever the true curve is.
+
+    An (epsilon, delta_dp)-DP mechanism lets no test have error rates with 1 - delta_dp - fnr > e^epsilon * fpr, nor
+    with the two rates exchanged. The same runs give less by it than by the claimed curve.
+    """
+    fpr, fnr = error_bounds(evidence, alpha)
+    pairs = [(1 - evidence.delta_dp - b, a) for a, b in ((fpr, fnr), (fnr, fpr))]
+    return max(0.0, *(math.log(power / error) if power > 0 else 0.0 for power, error in pairs))
+
+
 def epsilon_bound(evidence: Evidence, alpha: float) -> tuple[float, float]:
-    """Lower bounds of epsilon at `delta_dp` and of the noise factor, both with confidence 1 - `alpha`."""
+    """Lower bounds of epsilon at `delta_dp` and of the noise factor, both with confidence 1 - `alpha`.
+
+    They suppose that the true curve is the claimed one with less noise.
+    """
     fpr, fnr = error_bounds(evidence, alpha)
     factor = noise_factor(evidence.cost, fpr, fnr)
     if factor == 0:

@@ -6,6 +6,7 @@ world ("high") than in the first ("low") if it has found anything.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -238,11 +239,15 @@ def both_worlds(target: Target, n: int, B: int, play: Callable[[Machine, int], S
     """What `play(machine, world)` saw in world 0 and in world 1, and the plan of both.
 
     There are batches of B records for `n` repetitions and two rounds of each device, and no record is twice in the
-    batches of one device.
+    batches of one device. Both worlds begin with the head of the first: where labels were counted with noise, two draws
+    would tell the worlds apart, and not the record.
     """
-    batches, seen = n + 2, []
+    batches, seen, start = n + 2, [], None
     for world in range(2):
         with target.machine(B=B, batches=batches, rounds=target.M * batches) as machine:
+            head = machine.run.server.method.head
+            start = start or copy.deepcopy(head.state_dict())
+            head.load_state_dict(start)
             seen.append(play(machine, world))
             plan = machine.plan
     return seen[0], seen[1], plan

@@ -29,6 +29,7 @@ from dpzv.errors import ConfigError
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.protocol.messages import Embeddings, Fill, Pending, Release
+from dpzv.runtime.run import load_data
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.run_plan import plan_of, sizes_of
 from dpzv.runtime.server_run import ServerRun
@@ -164,19 +165,24 @@ class Target:
 
 
 def target_of(config: Config, noise: NoiseSource) -> Target:
-    """The configuration as a target, over records like those of its data set; no data are read."""
-    card = card_of(config.data.name)
-    M, D = len(card.devices), round(_TRAINED * card.records)
+    """The configuration as a target, over made-up records like those of its data set.
+
+    Of parties' own files it is counted how many records they share; of a data set nothing is read.
+    """
+    if config.data.parties:
+        data = load_data(config)
+        task, n_classes, M, D = data.task, data.n_classes, len(data.x_train), len(data.y_train)
+    else:
+        card = card_of(config.data.name)
+        task, n_classes, M, D = card.task, card.n_classes, len(card.devices), round(_TRAINED * card.records)
     if math.isinf(config.privacy.epsilon) or config.privacy.accounting != "exact":
         raise ConfigError(
             "an audit needs a claim against curious devices: a finite privacy.epsilon with privacy.accounting = "
             f"'exact', got epsilon={config.privacy.epsilon:g} and '{config.privacy.accounting}'; change them."
         )
-    if config.train.method != "dpzv":
-        raise ConfigError(f"an audit attacks dpzv's releases, got method '{config.train.method}'; audit dpzv.")
     if sizes_of(config, D, M).T == 0:
         raise ConfigError("an audit needs releases, got a configuration without rounds; set train.rounds.")
-    return Target(config, noise, card.task, card.n_classes, M, min(1.0, config.head.batch / D))
+    return Target(config, noise, task, n_classes, M, min(1.0, config.head.batch / D))
 
 
 # about this share of a data set's records is trained on; it matters for the head's sampling only
@@ -190,7 +196,7 @@ def _short(config: Config, *, B: int, rounds: int, head_batch: int) -> Config:
         config,
         devices=change(config.devices, compute=1.0, bandwidth=1.0, latency=0.0),
         train=change(config.train, rounds=rounds, passes=None, B=B),
-        head=change(config.head, batch=head_batch, steps=HEAD_STEPS, final="refit" if rounds else "private"),
+        head=change(config.head, batch=head_batch, steps=HEAD_STEPS, final="best" if rounds else "private"),
         privacy=change(config.privacy, min_batch=B),
         table=change(config.table, path=""),
         runtime=change(config.runtime, accelerator="cpu"),

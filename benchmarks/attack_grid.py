@@ -1,0 +1,81 @@
+"""All attacks on a recipe under every method: without noise, with the paper's noise, and with a true epsilon.
+
+python -m benchmarks.attack_grid breast-cancer 3 attacks           in `attacks`: runs, rows.json, table.md, figure.png
+python -m benchmarks.attack_grid credit 3 attacks data.path=DIR    the same for another recipe, with KEY=VALUE
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from dpzv import recipes
+from dpzv.attacks.findings import AttackRow
+from dpzv.attacks.suite import attack_run
+from dpzv.config import Config, merge, parse, set_key
+from dpzv.declarations import METHODS
+from dpzv.report.attacks_figure import draw_attacks
+from dpzv.runtime.grid import layered
+from dpzv.runtime.run import start
+
+__all__ = ["configs", "main", "table"]
+
+CELLS = (("exact", float("inf")), ("paper", 1.0), ("exact", 10.0), ("exact", 1.0))
+"""Kinds of noise and epsilon; the paper's noise is on the uplink for all methods but dpzv."""
+
+
+def configs(name: str, seeds: int, assignments: list[str]) -> Iterator[tuple[str, Config]]:
+    """The runs by the names of their folders."""
+    for seed, (accounting, epsilon), method in itertools.product(range(seeds), CELLS, METHODS):
+        settings = recipes.settings(name, accounting)
+        last = {"train": {"method": method, "seed": seed}, "privacy": {"epsilon": epsilon}}
+        tree = layered(recipes.tree(name), settings, method, [*map(set_key, assignments), last])
+        yield f"{method}-{accounting}-{epsilon:g}-{seed}", parse(merge(tree, {"head": {"final": "refit"}}))
+
+
+def table(rows: list[AttackRow]) -> str:
+    """The rows as a table for a page: the mean over the seeds, with the least and the largest."""
+    groups: dict[tuple[str, str, str], list[AttackRow]] = {}
+    for row in rows:
+        asked = "none" if row.run.asked_epsilon is None else f"{row.run.asked_epsilon:g}"
+        if row.epsilon is None and asked != "none":
+            asked += f" as published ({row.run.noise})"
+        groups.setdefault((row.method, asked, f"{row.target}: {row.attack}"), []).append(row)
+    lines = ["| method | epsilon | attack | score | floor | unseen | ceiling | leaks |", "| --- |" + " --- |" * 7]
+    for (method, epsilon, attack), group in groups.items():
+        scores = [row.score for row in group]
+        unseen = [row.unseen for row in group if row.unseen is not None]
+        figures = (
+            f"{statistics.fmean(scores):.3f} ({min(scores):.3f} to {max(scores):.3f})",
+            f"{statistics.fmean(row.floor for row in group):.3f}",
+            f"{statistics.fmean(unseen):.3f}" if unseen else "",
+            f"{min(row.ceiling for row in group):.3f}",
+            f"{sum(row.leaks for row in group)} of {len(group)}",
+        )
+        lines.append("| " + " | ".join((method, epsilon, attack, *figures)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main(name: str, seeds: str, out: str, *assignments: str) -> int:
+    """Train and attack all runs; those that are finished in the folder are attacked only."""
+    folder, rows = Path(out), []
+    for run, config in configs(name, int(seeds), list(assignments)):
+        place = folder / run
+        if not (place / "summary.json").exists():
+            start(config, place, lambda _: True, float("inf"), record_view=True)
+        rows += attack_run(place)
+        print(f"{run}: {len(rows)} rows", file=sys.stderr, flush=True)
+        (folder / "rows.json").write_bytes(msgspec.json.encode(rows))
+        (folder / "table.md").write_text(table(rows))
+    draw_attacks([msgspec.to_builtins(row) for row in rows], folder / "figure.png")
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,140 @@
+"""A coalition's own part of a run, computed again from its views: weights, batches, and what it sent, turn by turn."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpzv.config import per_device
+from dpzv.declarations import method_facts
+from dpzv.methods.rules import Uplink
+from dpzv.privacy.noise import SeededNoise
+from dpzv.protocol.messages import Embeddings, Release
+from dpzv.runtime.assemble_device import codec_of, make_device
+from dpzv.runtime.device_networks import make_network, with_plain_starts
+from dpzv.runtime.device_view import DeviceView
+from dpzv.runtime.run_plan import sizes_of
+
+__all__ = ["Coalition", "Member", "Turn"]
+
+CHUNK = 8192
+"""Records that are embedded at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One round of device m, as it knows it: whose records, what it sent for them, and what came back.
+
+    `h` are the embeddings [B, k] as the server received them. `twins` are those that as many other records would have
+    had in their places.
+    """
+
+    t: int
+    m: int
+    position: int
+    ids: NDArray[np.int64]
+    h: tuple[NDArray[np.float32], ...]
+    twins: tuple[NDArray[np.float32], ...]
+    Delta: NDArray[np.float64]
+
+
+class Member:
+    """One device of a coalition. `turns` may be walked once; it moves the device's weights as the run did."""
+
+    def __init__(self, view: DeviceView) -> None:
+        self.view, self.m = view, view.shape.m
+        config, M, x = view.config, view.shape.M, view.x_train
+        self._codec = codec_of(config, self.m, M)
+        network = make_network(with_plain_starts(config, M), self.m, M, x[:64].numpy(), None, SeededNoise(0))
+        network.load_state_dict(view.start)
+        sizes = sizes_of(config, len(x), M)
+        # noise of its own is in the rows that the view has; only their clip is computed again
+        uplink = Uplink(config.privacy.C_h if view.shape.sent else math.inf, 0.0, lambda shape, stream: np.zeros(shape))
+        self._device, self.width = make_device(config, self.m, network, x, view.x_test, sizes, uplink)
+        self.network = self._device.method.network
+
+    @property
+    def lam(self) -> float:
+        """The device's smoothing radius."""
+        return float(per_device("train.lam", self.view.config.train.lam, self.view.shape.M)[self.m - 1])
+
+    @property
+    def first(self) -> NDArray[np.int64]:
+        """The records of the device's first batch."""
+        return self._device.schedule.ids(0)
+
+    def rows(self, x: torch.Tensor) -> NDArray[np.float32]:
+        """Embeddings of records under the present weights."""
+        parts = [self._device.method.evaluate(x[at : at + CHUNK]).numpy() for at in range(0, len(x), CHUNK)]
+        return np.concatenate(parts)
+
+    def sent_for(self, x: torch.Tensor, position: int) -> tuple[NDArray[np.float32], ...]:
+        """What the device would send for any records at a position of its schedule, under the present weights."""
+        return tuple(one.detach().numpy() for one in self._device.method.embeddings(x, position))
+
+    def turns(self) -> Iterator[Turn]:
+        """All turns of the device in their order."""
+        view, device, facts = self.view, self._device, method_facts(self.view.config.train.method)
+        for position, (t, Delta) in enumerate(zip(view.t.tolist(), view.Delta, strict=True)):
+            ids = device.schedule.ids(position)
+            twins = self.sent_for(view.x_test[ids % len(view.x_test)], position)
+            message = device.upload()
+            h = self._sent(message) if view.sent is None else tuple(view.sent[position])
+            yield Turn(t, self.m, position, ids, h, twins, Delta)
+            if facts.backpropagates:
+                device.upload()  # whoever looked at the turn may have asked what would be sent for other records
+            device.receive(Release(t, self.m, position, Delta))
+
+    def _sent(self, message: Embeddings) -> tuple[NDArray[np.float32], ...]:
+        received = self._codec.decode(self._codec.encode(message))
+        assert isinstance(received, Embeddings)
+        return received.h
+
+
+@dataclass(slots=True, eq=False)
+class Coalition:
+    """Devices that put together what they saw. Each has its columns in rows of all M devices; others' stay 0."""
+
+    members: list[Member]
+    columns: dict[int, slice] = field(init=False)
+    width: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        config, M = self.members[0].view.config, self.members[0].view.shape.M
+        widths = per_device("devices.embedding", config.devices.embedding, M)
+        ends = np.cumsum(widths).tolist()
+        self.columns = {one.m: slice(ends[one.m - 1] - one.width, ends[one.m - 1]) for one in self.members}
+        self.width = ends[-1]
+
+    @classmethod
+    def of(cls, views: Sequence[DeviceView]) -> Coalition:
+        """The devices of these views, as they started."""
+        return cls([Member(view) for view in views])
+
+    def rows(self, *, test: bool = False) -> NDArray[np.float32]:
+        """Rows [D, width] of all train or all test records under the present weights."""
+        views = [one.view for one in self.members]
+        found = np.zeros((len(views[0].x_test if test else views[0].x_train), self.width), np.float32)
+        for one, view in zip(self.members, views, strict=True):
+            found[:, self.columns[one.m]] = one.rows(view.x_test if test else view.x_train)
+        return found
+
+    def own(self, *, test: bool = False) -> NDArray[np.float32]:
+        """The members' raw features [D, d] side by side, scaled to deviation 1; token ids are left out."""
+        parts = []
+        for view in (one.view for one in self.members):
+            if view.x_train.dtype != torch.int32:
+                train = view.x_train.float()
+                scale = train.std(dim=0).clamp(min=1e-6)
+                parts.append(((view.x_test if test else view.x_train).float() - train.mean(dim=0)) / scale)
+        return torch.cat(parts, dim=1).numpy() if parts else self.rows(test=test)
+
+    def turns(self) -> Iterator[Turn]:
+        """The turns of all members in the order of the rounds."""
+        yield from heapq.merge(*(one.turns() for one in self.members), key=lambda turn: turn.t)

@@ -1,0 +1,91 @@
+"""`dpzv attack` from the views of a run to rows, a table, a figure and an exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from dpzv.attacks import suite
+from dpzv.attacks.findings import AttackRow
+from dpzv.attacks.suite import attack_run
+from dpzv.cli.attack_command import attack
+from dpzv.cli.train_command import train
+from dpzv.errors import ConfigError, DataError, DpzvError, PrivacyRefused
+
+APP = typer.Typer()
+APP.command("train")(train)
+APP.command("attack")(attack)
+
+
+def invoke(*arguments: str | Path) -> tuple[str, DpzvError | None]:
+    """What a command prints, and the error it ends with."""
+    done = CliRunner().invoke(APP, [str(one) for one in arguments])
+    assert done.exception is None or isinstance(done.exception, DpzvError), done.exception
+    return done.stdout, done.exception
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run with views."""
+    place = tmp_path_factory.mktemp("attacked") / "run"
+    changes = ("train.rounds=6", "head.final=refit", "head.refit_steps=10", "noise.source=seeded")
+    sets = [word for change in changes for word in ("--set", change)]
+    _, error = invoke("train", "breast-cancer", "--record-view", "--quiet", "--out", place, *sets)
+    assert error is None
+    return place
+
+
+@pytest.fixture(scope="module")
+def printed(folder: Path) -> str:
+    """What the command prints as JSON; it draws a figure beside the run."""
+    out, error = invoke("attack", folder, "--json", "--figure", folder.parent / "figure.png")
+    assert error is None
+    return out
+
+
+def test_rows_have_the_names_that_scripts_rely_on(folder: Path, printed: str) -> None:
+    rows = json.loads(printed)
+    names = {"attack", "method", "epsilon", "score", "floor", "ceiling", "interval"}
+    assert all(names <= set(row) for row in rows)
+    assert {row["target"] for row in rows} == {"labels", "features", "server"}
+    labels = [row for row in rows if row["target"] == "labels"]
+    assert [row["attack"] for row in labels][:3] == ["sign", "batch least squares", "likelihood ratio"]
+    assert {(row["method"], row["epsilon"]) for row in rows} == {("dpzv", 5.0)}
+    assert all(row["interval"][0] <= row["score"] <= row["interval"][1] for row in rows)
+    assert not any(row["broken"] for row in rows)
+    assert all(row["ceiling"] < 1 for row in labels)
+    assert (folder.parent / "figure.png").stat().st_size > 10_000
+
+
+def test_a_coalition_of_one_attacks_the_features_of_the_last_device_outside(folder: Path) -> None:
+    rows = attack_run(folder, [3])
+    assert sum(row.target == "features" for row in rows) == 3
+    with pytest.raises(ConfigError, match="numbered 1 to 3, got 4"):
+        attack_run(folder, [1, 4])
+
+
+def test_what_cannot_be_attacked_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    _, error = invoke("attack", tmp_path)
+    assert isinstance(error, DataError)
+    assert "--record-view" in str(error)
+    _, error = invoke("attack", tmp_path, "--devices", "bank")
+    assert isinstance(error, ConfigError)
+
+
+def test_a_score_above_the_ceiling_ends_with_the_exit_code_of_privacy(
+    folder: Path, printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = msgspec.json.decode(printed, type=list[AttackRow])
+    monkeypatch.setattr(suite, "attack_run", lambda folder, devices: rows)
+    out, error = invoke("attack", folder)
+    assert error is None
+    assert "BROKEN" not in out
+    rows[0] = msgspec.structs.replace(rows[0], broken=True)
+    out, error = invoke("attack", folder)
+    assert isinstance(error, PrivacyRefused)
+    assert "BROKEN" in out

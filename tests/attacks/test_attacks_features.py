@@ -1,0 +1,79 @@
+"""Attacks on features: each finds a planted leak, and nothing about features that belong to other records."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from attacked_runs import WIDTH, D, coalition, data, trained, truth
+
+from dpzv.attacks.feature_inference import from_predictions, from_training, generated, regressed, sent_to_server
+from dpzv.attacks.findings import AttackRow, RunFacts, Tried, rows_of
+from dpzv.attacks.label_attacks import label_attacks
+from dpzv.attacks.scores import area
+
+FACTS = RunFacts("m", None, None, "downlink", 0, "arrays")
+
+
+def row(tries: list[Tried]) -> AttackRow:
+    return rows_of([("a", "features", tries)], FACTS, [float("inf")])[0]
+
+
+def features(shuffled: bool, column: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """The column of device 2 that decides the label, in the order of the records or in another one."""
+    records = data("other")
+    x, x_test = (torch.from_numpy(one[1][:, column : column + 1]) for one in (records.x_train, records.x_test))
+    if shuffled:
+        return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(3))], x_test
+    return x, x_test
+
+
+@pytest.mark.parametrize("name", ["regression", "generative"])
+def test_returned_gradients_tell_another_devices_features(name: str) -> None:
+    """The label is a feature of device 2, VAFL returns it to device 1, whose own features say nothing about it."""
+    _, evidence = label_attacks(coalition(trained("vafl", kind="other"), 1), truth("other"), 0.0)
+    found = row(dict(from_training(evidence, *features(False)))[name])
+    assert found.leaks
+    assert found.score > 0.75
+    assert not row(dict(from_training(evidence, *features(True)))[name]).leaks
+
+
+def test_a_single_difference_a_batch_tells_no_feature() -> None:
+    _, evidence = label_attacks(coalition(trained(kind="other"), 1), truth("other"), 0.0)
+    for tries in dict(from_training(evidence, *features(False))).values():
+        assert not row(tries).leaks
+
+
+def test_predictions_tell_another_devices_features() -> None:
+    own = data("other").x_train[0]
+    x, _ = features(False)
+    outputs = 3 * x.numpy() + 0.1
+    assert row(from_predictions(own, outputs, x)).leaks
+    assert not row(from_predictions(own, outputs, features(True)[0])).leaks
+
+
+@pytest.mark.parametrize("model", [regressed, generated])
+def test_the_models_find_a_straight_line(model: object) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(400, 3)).astype(np.float32)
+    y = (x @ np.array([[1.0], [-2.0], [0.0]]) + 0.1 * generator.normal(size=(400, 1))).astype(np.float32)
+    guess = model(x[:200], y[:200], x[200:])  # type: ignore[operator]
+    assert area(guess, (y[200:] > 0).astype(np.int64)).value > 0.97
+
+
+def test_the_server_rebuilds_a_linear_devices_features_from_enough_uploads() -> None:
+    """One number and K = 32 slopes a upload: the first upload settles 32 columns, the first fill only one number."""
+    folder = trained("dpzv", float("inf"), ("train", "directions", 32))
+    (member,) = coalition(folder, 1).members
+    found = {uploads: area(one.guess, one.y).value for uploads, one in sent_to_server(member)}
+    assert found[1] > 0.999
+    assert 0.5 < found[0] < 0.75
+
+
+def test_the_server_rebuilds_less_of_a_device_with_few_uploads() -> None:
+    """Two numbers an upload for 32 columns: not enough."""
+    (member,) = coalition(trained("dpzv"), 1).members
+    found = {uploads: area(one.guess, one.y).value for uploads, one in sent_to_server(member)}
+    assert WIDTH == 32
+    assert len(member.view.x_train) == D
+    assert found[0] < found[1] < 0.9

@@ -1,0 +1,112 @@
+"""Attacks on labels: each finds a planted leak, finds nothing about shuffled labels, and nothing at epsilon 1."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from attacked_runs import coalition, data, trained, truth
+
+from dpzv.attacks.findings import AttackRow, RunFacts, rows_of
+from dpzv.attacks.guesswork import cross_fitted, draw
+from dpzv.attacks.label_attacks import Truth, completion, label_attacks, ratio
+from dpzv.attacks.limits import true_mu
+from dpzv.privacy.statement import read_ledger
+
+NONE = float("inf")
+FACTS = RunFacts("m", None, None, "downlink", 0, "arrays")
+MANY = (("train", "directions", 32),)
+"""As many numbers a message as a batch has records."""
+
+
+@cache
+def rows(method: str, epsilon: float, shuffled: bool, *extra: tuple[str, str, Any]) -> dict[str, AttackRow]:
+    """What each attack reaches, by its name."""
+    folder = trained(method, epsilon, *extra)
+    plan = read_ledger(folder / "ledger.sqlite").plan
+    labels: Truth = truth(shuffled=shuffled)
+    found, evidence = label_attacks(coalition(folder), labels, plan.sigma_dp)
+    all_of_them = [(name, "labels", tries) for name, tries in [*found, *ratio(evidence, labels)]]
+    return {row.attack: row for row in rows_of(all_of_them, FACTS, [true_mu(plan)] * len(all_of_them))}
+
+
+LEAKS = [
+    ("vafl", "norm", ()),
+    ("vafl", "direction", ()),
+    ("vafl", "sign", ()),
+    ("dpzv", "sign", MANY),
+    ("dpzv", "batch least squares", MANY),
+    ("dpzv", "likelihood ratio", MANY),
+    ("zoo-vfl", "likelihood ratio", ()),
+    ("vfl-czofo", "batch least squares", ()),
+    ("vfl-czofo", "likelihood ratio", ()),
+]
+
+
+@pytest.mark.parametrize(("method", "attack", "extra"), LEAKS)
+def test_an_attack_finds_a_planted_leak_and_nothing_about_shuffled_labels(
+    method: str, attack: str, extra: tuple[Any, ...]
+) -> None:
+    found = rows(method, NONE, False, *extra)[attack]
+    assert found.leaks
+    assert found.interval[0] > 0.6
+    assert found.floor < 0.65
+    assert found.ceiling == 1
+    shuffled = rows(method, NONE, True, *extra)[attack]
+    assert not shuffled.leaks
+    assert shuffled.interval[0] <= 0.5 <= shuffled.interval[1]
+
+
+@pytest.mark.parametrize(("method", "extra"), [("vafl", ()), ("dpzv", MANY), ("zoo-vfl", ()), ("vfl-czofo", ())])
+def test_at_epsilon_one_nothing_leaks_and_nothing_is_above_the_ceiling(method: str, extra: tuple[Any, ...]) -> None:
+    found = rows(method, 1.0, False, *extra)
+    assert len(found) == 3
+    assert not any(row.leaks or row.broken for row in found.values())
+    # nothing is known of coins without the run, so the ceiling is that of the curve alone, up to chance
+    assert all(0.55 < row.ceiling < 0.85 for row in found.values())
+
+
+@pytest.mark.parametrize("method", ["vafl", "zoo-vfl"])
+def test_noise_on_the_uplink_hides_no_label(method: str) -> None:
+    """The published rule at epsilon 1: the attack still works, and no ceiling is claimed."""
+    extra = (("noise", "where", "uplink"), ("privacy", "accounting", "paper"))
+    found = rows(method, 1.0, False, *extra)["direction" if method == "vafl" else "likelihood ratio"]
+    assert found.interval[0] > found.floor
+    assert found.leaks or method != "vafl"
+    assert found.ceiling == 1
+
+
+def completed(kind: str, shuffled: bool) -> AttackRow:
+    folder = trained("vafl", NONE, ("train", "eta_m", 0.3), ("train", "rounds", 32), kind=kind)
+    labels = truth(kind, shuffled=shuffled)
+    _, evidence = label_attacks(coalition(folder), labels, 0.0)
+    _, (name, tries), _ = completion(evidence, labels)
+    return rows_of([(name, "labels", tries)], FACTS, [NONE])[0]
+
+
+def test_model_completion_uses_what_the_networks_have_learnt_about_everybody() -> None:
+    """With ten labelled records a class it is far above its floor, also on records that were not trained on."""
+    found = completed("sum", shuffled=False)
+    assert found.score > found.floor + 0.15
+    assert found.unseen is not None
+    assert found.unseen > found.floor + 0.1
+    assert abs(completed("sum", shuffled=True).score - 0.5) < 0.1
+
+
+def test_known_records_are_some_of_each_label_and_the_same_for_the_same_draw() -> None:
+    y = data().y_train
+    known = draw(y, 2, 10, 3)
+    assert np.bincount(known.y).tolist() == [10, 10]
+    assert np.array_equal(known.y, y[known.ids])
+    assert np.array_equal(draw(y, 2, 10, 3).ids, known.ids)
+    assert not np.array_equal(draw(y, 2, 10, 4).ids, known.ids)
+    assert len(known.others(len(y))) == len(y) - 20
+
+
+def test_a_records_own_label_does_not_enter_its_cross_fitted_guess() -> None:
+    x, y = data("sum").x_train[0], data("sum").y_train
+    flipped = y.copy()
+    flipped[7] = 1 - flipped[7]
+    assert np.array_equal(cross_fitted(x, y, 2)[7], cross_fitted(x, flipped, 2)[7])
