@@ -14,6 +14,10 @@ from benchmarks import (
     network_rate,
     predict_rate,
     round_cost,
+    scale_devices,
+    scale_network,
+    scale_parameters,
+    scale_records,
     zo_memory,
 )
 from benchmarks.bar import Row, table
@@ -33,6 +37,10 @@ def main() -> int:
         network_rate,
         predict_rate,
         cli_start,
+        scale_parameters,
+        scale_devices,
+        scale_records,
+        scale_network,
     ):
         print(f"running {module.__name__} ...", file=sys.stderr)
         with tempfile.TemporaryDirectory() as state:

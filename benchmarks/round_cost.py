@@ -24,12 +24,12 @@ from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import Simulation
 
-__all__ = ["rows"]
+__all__ = ["rows", "strips"]
 
 ROUNDS = 200
 
 
-def _strips(D: int) -> Dataset:
+def strips(D: int) -> Dataset:
     """Random images in the shape of mnist: speed does not depend on what they show."""
     generator = np.random.default_rng(0)
     x = tuple(generator.integers(0, 256, (D, 112), dtype=np.uint8) for _ in range(7))
@@ -53,7 +53,7 @@ def _floor(simulation: Simulation, ids: NDArray[np.int64], m: int) -> None:
     """Two device forwards and two head forwards of the batch `ids`."""
     device, server = simulation.devices[m - 1], simulation.server_run.server
     x = gather(device.x_train, ids)
-    rows = server.table.rows(ids)
+    rows, _ = server.table.rows(m, ids)
     with torch.no_grad():
         for _ in range(2):
             device.method.network(x)
@@ -65,7 +65,7 @@ def rows() -> list[Row]:
     tree = recipes.tree("mnist")
     for assignment in ("head.rule=frozen", "train.B=512", "train.rounds=100000", "noise.source=seeded"):
         tree = configuration.merge(tree, configuration.set_key(assignment))
-    config, data = configuration.parse(tree), _strips(60_000)
+    config, data = configuration.parse(tree), strips(60_000)
     simulation = Simulation(config, data, partial(make_networks, config, data))
     costs: list[float] = []
     floors: list[float] = []

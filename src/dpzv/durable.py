@@ -27,7 +27,10 @@ __all__ = [
     "disk_errors",
     "holding",
     "make_folder",
+    "make_zeros",
     "open_log",
+    "refuse_shared",
+    "refuse_unwritable",
     "replacing",
     "sweep",
     "sync",
@@ -35,7 +38,7 @@ __all__ = [
     "write_tensors",
 ]
 
-REMEDY = "free space or choose another --out"
+REMEDY = "free space or choose another folder"
 OWNER, EVERYBODY = 0o600, 0o644
 """Modes of a file: only its owner may read it, or everybody may."""
 
@@ -78,6 +81,23 @@ def replacing(path: Path, *, mode: int = OWNER, shared: bool = False, remedy: st
             _remove(place)
 
 
+def refuse_unwritable(folder: Path, remedy: str = REMEDY) -> None:
+    """Refuse a folder that this user can neither write to nor make; nothing is written."""
+    here = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not here.is_dir() or not os.access(here, os.W_OK | os.X_OK):
+        problem = "this user may not write there" if here.is_dir() else f"{here} is no folder"
+        raise DiskError(f"{folder} could not be written ({problem}); {remedy}.")
+
+
+def refuse_shared(path: Path) -> None:
+    """Refuse a secret in a file that everybody on this machine may read or change."""
+    if path.stat().st_mode & 0o006:
+        raise ConfigError(
+            f"{path} is secret, but everybody on this machine may read or change it; make it its owner's alone with "
+            f"`chmod 600 {path}`."
+        )
+
+
 def write_atomically(path: Path, data: bytes, mode: int = OWNER) -> None:
     """Put `data` into `path` as `replacing` does."""
     with replacing(path, mode=mode) as new:
@@ -96,6 +116,24 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dic
         seen.add(here.data_ptr())
     with replacing(path) as new:
         safetensors.torch.save_file(apart, new, metadata)
+
+
+def make_zeros(path: Path, size: int, remedy: str = REMEDY) -> None:
+    """A new file of `size` zero bytes at `path`, to be mapped into memory; it takes the place of one that is there.
+
+    All of its space is taken at once: a process that writes to a mapped file on a full disk is ended without a word. A
+    process that still has the old file mapped keeps it, without a name.
+    """
+    with disk_errors(path, remedy):
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError:
+            path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
 
 
 def open_log(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["numpy_generator", "seed_of", "torch_generator"]
+__all__ = ["numbered", "numpy_generator", "seed_of", "torch_generator"]
 
 
 def seed_of(*parts: int | str) -> int:
@@ -22,6 +23,19 @@ def seed_of(*parts: int | str) -> int:
     for part in parts:
         names.append(f"{type(part).__name__}:{part}")
     return int.from_bytes(hashlib.blake2b("\x1f".join(names).encode(), digest_size=8).digest(), "big") >> 1
+
+
+def numbered(before: tuple[int | str, ...], after: tuple[int | str, ...] = ()) -> Callable[[int], int]:
+    """``number -> seed_of(*before, number, *after)`` in a fraction of the time: what comes first is hashed once."""
+    first, last = ("".join(f"{type(part).__name__}:{part}\x1f" for part in parts) for parts in (before, after))
+    begun, end = hashlib.blake2b(f"{first}int:".encode(), digest_size=8), f"\x1f{last}"[:-1].encode()
+
+    def seed(number: int) -> int:
+        whole = begun.copy()
+        whole.update(b"%d%b" % (number, end))
+        return int.from_bytes(whole.digest(), "big") >> 1
+
+    return seed
 
 
 def numpy_generator(*parts: int | str) -> np.random.Generator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import math
 import re
@@ -12,9 +13,24 @@ import msgspec
 
 from dpzv.errors import ConfigError
 
-__all__ = ["converted", "fraction", "nearest", "one_of", "positive", "probability", "toml_of", "whole"]
+__all__ = [
+    "UTF16",
+    "converted",
+    "fraction",
+    "host_and_port",
+    "nearest",
+    "one_of",
+    "positive",
+    "probability",
+    "toml_of",
+    "utf8",
+    "whole",
+]
 
 T = TypeVar("T")
+
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""How a text in UTF-16 begins."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -62,10 +78,32 @@ def fraction(name: str, value: float) -> float:
     return value
 
 
+def host_and_port(name: str, address: str, least: int) -> tuple[str, int]:
+    """The host and the port of ``host:port``; refuses a missing port and one that is not `least` to 65535."""
+    host, _, port = address.rpartition(":")
+    inner = host[1:-1] if host.startswith("[") and host.endswith("]") else host.replace(":", " ")
+    if not inner or " " in inner or not re.fullmatch(r"[0-9]{1,5}", port) or not least <= int(port) <= 65535:
+        raise ConfigError(
+            f"{name} must be host:port, with a port from {least} to 65535 and an IPv6 address in brackets, got "
+            f"'{address}'; write e.g. 127.0.0.1:7443."
+        )
+    return host, int(port)
+
+
+def utf8(content: bytes, name: str) -> str:
+    """The text of a file in UTF-8, without the mark that some editors put before it; other bytes are refused."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        found = "UTF-16" if content.startswith(UTF16) else f"other bytes at place {error.start}"
+    raise ConfigError(f"{name} must be text in UTF-8, got {found}; save it as UTF-8.")
+
+
 def toml_of(content: bytes, name: str) -> dict[str, Any]:
     """TOML as nested mappings; invalid TOML is refused in a sentence about `name`."""
+    text = utf8(content, name)
     try:
-        tree: dict[str, Any] = msgspec.toml.decode(content)
+        tree: dict[str, Any] = msgspec.toml.decode(text)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{name} is not valid TOML ({error}); correct that line.") from None
     return tree
@@ -99,7 +137,10 @@ def _explained(problem: str, kind: Any, below: str) -> str:
     words = dict.fromkeys(part for part in inside if isinstance(part, str))
     hint = "write text in quotes" if what.startswith("Expected `str`") else "change its value"
     if words:
-        hint = f"choose one of: {', '.join(words)}"
+        numbers = ", or give a number" if float in inside or int in inside else ""
+        hint = f"choose one of: {', '.join(words)}{numbers}"
+    if unknown := re.fullmatch(r"Invalid enum value (.*)", what):
+        return f"{key}: the value {unknown[1]} is not known; {hint}."
     return f"{key or 'the configuration'}: {what[:1].lower()}{what[1:]}; {hint}."
 
 

@@ -158,8 +158,9 @@ def hashes(folder: Path) -> dict[str, str]:
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((folder / "summary.json").read_text())
     for values in (*metrics, summary):
-        for name in ("seconds", "statement", "guarantee_why", "participation", "versions", "data"):
+        for name in ("seconds", "statement", "guarantee_why", "participation", "versions", "data", "untrained"):
             values.pop(name, None)
+    summary["private_head"].pop("trained")
     return {
         "transcript": sha256((folder / "transcript.jsonl").read_bytes()),
         "weights": sha256(*weights),

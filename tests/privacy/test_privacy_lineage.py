@@ -119,7 +119,7 @@ def test_a_folder_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
         epsilon_of_parts(plan_of(epsilon=1.0, parents=parents).before, 1e-5, "replace-one"), rel=1e-9
     )
     (tmp_path / "empty").mkdir()
-    with pytest.raises(PrivacyRefused, match="missing"):
+    with pytest.raises(PrivacyRefused, match="must be the ledger of a run, but there is none"):
         parents_of([tmp_path / "empty"], UNNAMED)
 
 

@@ -110,7 +110,7 @@ def test_copies_and_other_deltas_are_refused(tmp_path: Path) -> None:
         parents_of([a, copy], UNNAMED)
     with pytest.raises(PrivacyRefused, match="one delta_dp only, got 1e-05, 1e-06"):
         spent([a, c])
-    with pytest.raises(PrivacyRefused, match="missing"):
+    with pytest.raises(PrivacyRefused, match="must be the ledger of a run, but there is none"):
         spent([tmp_path / "nothing"])
     with pytest.raises(ConfigError, match="at least one"):
         spent([])

@@ -154,7 +154,7 @@ def test_the_table_of_artefacts() -> None:
         "Deltas",
         "w_m",
         "w_0",
-        "final head (refit)",
+        "final head",
         "predictions",
         "logs and metrics",
         "ledger",

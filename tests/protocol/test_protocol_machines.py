@@ -323,13 +323,16 @@ def test_delays_are_the_papers() -> None:
                 uploads = [k for k in range(5) if i in BatchSchedule(0, 1, B, D).ids(k)]
                 # weights used in upload k had seen k releases: device time k
                 seen[int(i)] = 5 - max(uploads, default=0)
-            before = copy.copy(server.delays)
+            before = copy.deepcopy(server.delays)
         pending = server.ask(device.upload(), None)
         release = Release(pending.t, m, pending.position, np.array([0.0]))
         server.accept(release)
         device.receive(release)
-    assert server.delays.total - before.total == sum(seen.values())
-    assert server.delays.count - before.count == B
+    stale = sum(seen.values())
+    assert server.delays.totals == [before.totals[0] + stale, before.totals[1]]  # only device 1's rows were stale
+    assert server.delays.counts == [before.counts[0] + B, before.counts[1]]
+    assert server.delays.mean_of(1) == server.delays.totals[0] / server.delays.counts[0]
+    assert server.delays.mean == sum(server.delays.totals) / sum(server.delays.counts)
     assert server.delays.most == max(seen.values())
 
 

@@ -13,9 +13,9 @@ from dpzv.runtime.run import start
 
 
 def changed(recipe: str, *assignments: str) -> Config:
-    """The recipe with simulated noise on one thread, and with these changes."""
+    """The recipe with simulated noise on one thread and short fits of the final head, and with these changes."""
     tree = recipes.tree(recipe)
-    for assignment in ("noise.source=seeded", "runtime.threads=1", *assignments):
+    for assignment in ("noise.source=seeded", "runtime.threads=1", "head.refit_steps=4", *assignments):
         tree = configuration.merge(tree, configuration.set_key(assignment))
     return configuration.parse(tree)
 

@@ -87,5 +87,8 @@ def test_networks_of_users_get_all_threads_if_they_are_large(hidden: int, expect
     rng = np.random.default_rng(0)
     network = torch.nn.Sequential(torch.nn.Linear(8, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 2))
     federation = Federation([network], [rng.normal(size=(80, 8)).astype("f4")], rng.integers(2, size=80), task="binary")
-    federation.fit({"train.rounds": 1, "train.B": 64, "noise.source": "seeded", "head.rule": "frozen"})
-    assert torch.get_num_threads() == expected
+    settings = {"train.rounds": 1, "train.B": 64, "noise.source": "seeded", "head.rule": "frozen"}
+    seen = []
+    federation.fit(settings, progress=lambda snapshot: seen.append(torch.get_num_threads()))
+    assert set(seen) == {expected}
+    assert torch.get_num_threads() == threads  # those of the caller again

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from dpzv import config as configuration
 from dpzv import recipes
@@ -17,6 +20,7 @@ from dpzv.runtime.baselines import UNTRAINED, alone, parties
 from dpzv.runtime.ceiling import ceiling
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.run import load_data, run, start
+from dpzv.runtime.run_plan import noise_of, plan_of
 
 LISTS = {
     "devices": {"embedding": [1, 3, 2, 4], "hidden": 8},
@@ -82,3 +86,19 @@ def test_backpropagation_learns_more_than_a_head_over_untrained_devices(tmp_path
     assert found["test_accuracy"] > untrained["test_accuracy"] + 0.1
     assert found["test_accuracy"] > 0.85
     assert ceiling(config, load_data(config)) == found
+
+
+def test_devices_whose_step_is_0_stay_as_they_start_while_the_head_learns(tmp_path: Path) -> None:
+    still = {"train": {"rounds": 60, "eta_m": 0.0, "momentum": 0.9}, "head": {"rule": "sgd", "eta_0": 0.5}}
+    paper = {"privacy": {"accounting": "paper"}, "head": {"final": "refit", "refit_steps": 20}}
+    config = recipe(LISTS, still, paper, {"head": {"rule": "sgd", "eta_0": 0.5}})
+    data = load_data(config)
+    before = make_networks(config, data, plan_of(config, len(data.y_train), len(data.x_train)), noise_of(config))
+    summary = start(config, tmp_path / "run", lambda snapshot: True, float("inf"))
+    assert summary is not None
+    assert summary["private_head"]["trained"]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert summary["private_head"]["test_loss"] < 0.9 * lines[0]["test_loss"]
+    for m, network in enumerate(before, 1):
+        after = load_file(tmp_path / "run" / "weights" / f"device-{m}.safetensors")
+        assert all(torch.equal(after[name], value) for name, value in network.state_dict().items())

@@ -43,7 +43,7 @@ class ThreeWaysDevice(DeviceRule):
 
     def update(self, Delta, *, position, t):
         """w_m <- w_m - eta_m * (1/3) * sum_k Delta_k * u_k."""
-        zo_step(self.velocity, self._u, K * position, Delta, self._steps, t)
+        zo_step(self.velocity, self._u, K * position, Delta, self.steps, t)
 
 
 class ThreeWaysServer(ServerRule):
@@ -88,7 +88,13 @@ def three_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def config_of(*assignments: str) -> configuration.Config:
     tree = recipes.tree("digits")
-    for assignment in ("runtime.threads=1", "head.rule=frozen", "train.momentum=0", *assignments):
+    for assignment in (
+        "runtime.threads=1",
+        "head.rule=frozen",
+        "head.refit_steps=4",
+        "train.momentum=0",
+        *assignments,
+    ):
         tree = configuration.merge(tree, configuration.set_key(assignment))
     return configuration.parse(tree)
 

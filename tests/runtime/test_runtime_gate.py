@@ -120,6 +120,7 @@ def test_a_checkpoint_is_written_before_many_steps_are_at_stake(
         "head.steps=100",
         "head.batch=100",
         "train.rounds=100",
+        "head.refit_steps=4",
     ):
         tree = configuration.merge(tree, configuration.set_key(change))
     config = configuration.parse(configuration.merge(tree, {"runtime": {"checkpoint_seconds": 1e6}}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from importlib import resources
 from itertools import product
@@ -17,7 +18,7 @@ from dpzv.config import merge, parse, set_key
 from dpzv.errors import ConfigError
 from dpzv.runtime.compute_cost import charged, work_of
 from dpzv.runtime.grid import config_hash, jobs_that_fit, layered
-from dpzv.runtime.search import draw, settings_text, space_of, tree_of
+from dpzv.runtime.search import draw, settings_text, space_of, tree_of, with_changes
 
 TREE = {
     "train": {"rounds": 10, "B": 128, "eta_m": 0.01},
@@ -144,6 +145,25 @@ def test_settings_are_written_as_they_are_read(tmp_path: Path) -> None:
     assert "delta_dp = 0.001  # not searched" in file.read_text()
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("accounting", ["paper", "exact"])
+@pytest.mark.parametrize(
+    "sets", [["train.rounds=7"], ["train.passes=2", "train.B=64"], ["head.rule=frozen", "privacy.C=3", "privacy.C=4"]]
+)
+def test_settings_with_changes_make_the_runs_of_trials_with_these_changes(
+    method: str, accounting: str, sets: list[str]
+) -> None:
+    """A trial has the settings, then --set, then its own values; what is written makes the same run without --set."""
+    settings = recipes.settings("digits", accounting)
+    settings[method] = merge(settings.get(method, {}), {"train": {"rounds": 9, "B": 32}, "head": {"rule": "joint-zo"}})
+    trial, trees = tree_of({"train.eta_m": 0.5, "train.lam": 0.1}), [set_key(text) for text in sets]
+    written = with_changes(settings, functools.reduce(merge, trees))
+    written[method] = merge(written.get(method, {}), trial)
+    assert parse(layered(recipes.tree("digits"), written, method, [])) == parse(
+        layered(recipes.tree("digits"), settings, method, [*trees, trial])
+    )
+
+
 SHIPPED = sorted(file.name for file in (resources.files(recipes) / "compare").iterdir())
 
 
@@ -179,3 +199,14 @@ def test_bad_settings_are_refused_in_a_sentence(tmp_path: Path, text: str, words
         recipes.settings("digits", "paper", file)
     with pytest.raises(ConfigError, match="does not exist"):
         recipes.settings("digits", "paper", tmp_path / "none.toml")
+
+
+def test_settings_say_for_which_recipe_they_were_tuned(tmp_path: Path) -> None:
+    file = tmp_path / "best.toml"
+    file.write_text(settings_text("A title.", {"vafl": {"train": {"B": 64}}}, {}, "digits", {"vafl": 3, "dpzv": 3}))
+    assert recipes.trials("digits", "paper", file) == {"vafl": 3, "dpzv": 3}
+    assert recipes.trials("folder/digits.toml", "paper", file) == {"vafl": 3, "dpzv": 3}
+    assert recipes.settings("digits", "paper", file) == {"vafl": {"train": {"B": 64}}}
+    assert recipes.trials("mnist", "paper", file) == {}  # tuned for another recipe
+    assert recipes.trials("digits", "paper") == recipes.trials("digits", "exact") == {}
+    assert set(recipes.trials("mnist", "paper")) == set(recipes.trials("mnist", "exact")) == set(METHODS)

@@ -27,7 +27,8 @@ from dpzv.runtime.simulate import Simulation
 def config_of(*assignments: str) -> Config:
     """A short run on digits with a private head."""
     tree = recipes.tree("digits")
-    for assignment in ("noise.source=seeded", "runtime.threads=1", "train.rounds=12", "head.steps=6", *assignments):
+    short = ("train.rounds=12", "head.steps=6", "head.refit_steps=4")
+    for assignment in ("noise.source=seeded", "runtime.threads=1", *short, *assignments):
         tree = configuration.merge(tree, configuration.set_key(assignment))
     return configuration.parse(tree)
 

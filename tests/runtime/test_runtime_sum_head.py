@@ -168,7 +168,7 @@ def test_under_its_claim_it_comes_close_to_logistic_regression(tmp_path: Path, e
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score
 
-    tree = configuration.merge(recipes.tree("breast-cancer-sum"), {"privacy": {"epsilon": epsilon}})
+    tree = configuration.merge(recipes.tree("breast-cancer-scorecard"), {"privacy": {"epsilon": epsilon}})
     config = configuration.parse(tree)
     summary, data = run(config, tmp_path), load_data(config)
     joined = LogisticRegression(max_iter=10_000).fit(np.hstack(data.x_train), data.y_train)

@@ -64,12 +64,10 @@ def table() -> Dataset:
     return dataset(xs, y, 2)
 
 
-@pytest.fixture(scope="module")
-def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Hugging Face folder with a BERT of two narrow layers."""
+def tiny_encoder(folder: Path, kind: str) -> Path:
+    """A Hugging Face folder with an encoder of two narrow layers."""
     transformers = pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("bert")
-    config = transformers.BertConfig(
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=WORDS,
         hidden_size=24,
         num_hidden_layers=2,
@@ -77,8 +75,18 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
         intermediate_size=48,
         max_position_embeddings=16,
     )
-    transformers.BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+    getattr(transformers, f"{kind}Model")(config, add_pooling_layer=False).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_encoder(tmp_path_factory.mktemp("bert"), "Bert")
+
+
+@pytest.fixture(scope="module")
+def tiny_mpnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_encoder(tmp_path_factory.mktemp("mpnet"), "MPNet")
 
 
 STEPS = {
@@ -141,6 +149,12 @@ def test_modelnet40(method: str, tmp_path: Path) -> None:
 def test_amazon(method: str, tmp_path: Path, tiny_bert: Path) -> None:
     settings = (f"data.encoder={tiny_bert}", "devices.embedding=24", "devices.last_layers=0", "head.eta_0=0.01")
     train("amazon", texts(), method, tmp_path / "run", "train.rounds=60", *settings)
+
+
+@pytest.mark.parametrize("method", ["dpzv", "vafl"])
+def test_imdb_with_an_mpnet(method: str, tmp_path: Path, tiny_mpnet: Path) -> None:
+    settings = (f"data.encoder={tiny_mpnet}", "devices.embedding=24", "devices.last_layers=0", "head.eta_0=0.01")
+    train("imdb", texts(), method, tmp_path / "run", "train.rounds=60", *settings)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,10 @@ __all__ = ["CapCounters"]
 _FULL = 1 << 62
 # covers the rounding of the few float64 operations before a charge becomes an integer
 _ROUND_UP = 2.0**-50
+
+
+# batches counted at once when a ledger is rebuilt
+_CHUNK = 512
 
 
 class CapCounters:
@@ -68,6 +72,16 @@ class CapCounters:
             self._used[ids] = used
             self.room = min(self.room, _FULL - int(np.maximum.reduce(used)))
 
+    def add_all(self, batches: Sequence[NDArray[np.int64]], charge: int) -> None:
+        """Charge all batches at once; refused, with nothing charged, unless every record can pay each time."""
+        if charge and batches:
+            drawn = np.bincount(np.concatenate(batches), minlength=len(self._used))
+            drawn *= charge
+            if charge * len(batches) > self.room and bool((self._used > _FULL - drawn).any()):
+                raise PrivacyRefused("a block has records that would pass their cap; plan more participations.")
+            self._used += drawn
+            self.room = _FULL - int(self._used.max())
+
     def add_many(self, batches: Sequence[NDArray[np.int64]], charge: int) -> None:
         """Do at once what `add` would do for each of `batches` in turn.
 
@@ -78,3 +92,14 @@ class CapCounters:
             drawn = np.bincount(np.concatenate(batches), minlength=len(self._used))
             self._used += np.minimum(drawn, (_FULL - self._used) // charge) * charge
             self.room = _FULL - int(self._used.max())
+
+    def add_stored(self, events: Iterable[ReleaseEvent], ids_of: Callable[[int, int], NDArray[np.int64]]) -> None:
+        """Do what `add` would do for each of `events` in turn, in chunks of equal cost."""
+        batches: list[NDArray[np.int64]] = []
+        charge = 0
+        for event in events:
+            if (now := self.charge_of(event)) != charge or len(batches) == _CHUNK:
+                self.add_many(batches, charge)
+                batches, charge = [], now
+            batches.append(ids_of(event.m, event.position))
+        self.add_many(batches, charge)

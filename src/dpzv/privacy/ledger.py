@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Self
@@ -42,9 +42,6 @@ BatchIds = Callable[[int, int], NDArray[np.int64]]
 
 _HEARD = "heard from {m}"
 """The name in `meta` of the note that device m has sent embeddings; it is a format."""
-
-# batches counted at once when a ledger is rebuilt
-_CHUNK = 512
 
 
 class Ledger:
@@ -140,7 +137,7 @@ class Ledger:
             refuse_other_settings(path, ledger._agreed, agreed)
             began = ledger.plan, ledger.data_fingerprint, ledger.noise_source
             refuse_other_request(path, began, (plan, data_fingerprint, noise_source))
-            ledger._rebuild()
+            ledger._counters.add_stored(ledger._stored(), ids_of)
             if ledger.releases < at_least:
                 raise PrivacyRefused(
                     f"the ledger {path} holds {ledger.releases} releases but the checkpoint knows of {at_least}; "
@@ -248,8 +245,20 @@ class Ledger:
             self._counters.add(self._ids_of(event.m, event.position), self._counters.charge_of(event))
             numbers = Delta.astype("<f8").tobytes()
             self._waiting[event.t] = event.t, event.m, event.position, event.B, event.sigma_dp, numbers, frame_xxh3
-            self.last_t = event.t
-            self.releases += 1
+            self.last_t, self.releases = event.t, self.releases + 1
+
+    def submit_all(self, like: ReleaseEvent, rounds: Sequence[tuple[int, int, int]]) -> None:
+        """`submit` rounds (t, m, position) like `like`, computed afterwards in one piece; their rows hold no values."""
+        if rounds:
+            with self._order:
+                self.admit(like)
+                expected = list(range(like.t, like.t + min(len(rounds), self.plan.T - self.releases)))
+                if [t for t, *_ in rounds] != expected:
+                    raise PrivacyRefused(f"expected rounds {expected}, got {rounds}; release what was planned.")
+                batches, self._admitted = [self._ids_of(m, at) for _, m, at in rounds], None
+                self._counters.add_all(batches, self._counters.charge_of(like))
+                self._waiting |= {t: (t, m, at, like.B, like.sigma_dp, b"", b"") for t, m, at in rounds}
+                self.last_t, self.releases = rounds[-1][0], self.releases + len(rounds)
 
     def wait(self, t: int) -> None:
         """Return when the row of round `t` is durable; may be called by several threads at once.
@@ -332,19 +341,8 @@ class Ledger:
         if self.durable:
             self._marker = Marker(self._path, self.run_id, self._connection, self.releases)
 
-    def _rebuild(self) -> None:
-        """Count all stored releases in chunks of equal cost; the result is the same as counting them one by one."""
-        rows = self._connection.execute("SELECT t, m, position, B, sigma_dp FROM releases ORDER BY t")
-        batches: list[NDArray[np.int64]] = []
-        cost: tuple[int, float] | None = None
-        charge = 0
-        for t, m, position, B, sigma_dp in rows:
-            if (B, sigma_dp) != cost or len(batches) == _CHUNK:
-                self._counters.add_many(batches, charge)
-                batches, cost = [], (B, sigma_dp)
-                event = self.plan.event(t=t, m=m, position=position, B=B, sigma_dp=sigma_dp)
-                charge = self._counters.charge_of(event)
-            batches.append(self._ids_of(m, position))
-            self.last_t = t
-            self.releases += 1
-        self._counters.add_many(batches, charge)
+    def _stored(self) -> Iterator[ReleaseEvent]:
+        for row in self._connection.execute("SELECT t, m, position, B, sigma_dp FROM releases ORDER BY t"):
+            t, m, position, B, sigma_dp = row
+            self.last_t, self.releases = t, self.releases + 1
+            yield self.plan.event(t=t, m=m, position=position, B=B, sigma_dp=sigma_dp)

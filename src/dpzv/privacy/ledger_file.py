@@ -36,6 +36,8 @@ __all__ = [
     "meta_of",
     "plain_errors",
     "refuse_ended",
+    "refuse_lost",
+    "refuse_second_copy",
     "reopen",
     "snapshot",
 ]
@@ -145,18 +147,22 @@ def reopen(path: Path, *, durable: bool) -> Owned:
 
     A copy is refused while the file that it was made from is still where it was; one that was moved is not.
     """
-    _refuse_missing(path)
+    refuse_lost(path)
     with Owned(path, durable=durable, new=False) as owned:
         _refuse_damaged(owned.connection)
-        here = str(path.resolve())
-        run_id, before = (_meta(owned.connection, key) for key in ("run_id", "path"))
-        if before != here and _is_of_run(Path(before), run_id):
-            raise PrivacyRefused(
-                f"the ledger {path} is a copy of {before}; two copies would each spend the whole budget, so "
-                "resume the original where it lies, or start a new run that names this one as its parent."
-            )
-        owned.connection.execute("UPDATE meta SET value = ? WHERE key = 'path'", (here,))
+        refuse_second_copy(path, owned.connection)
+        owned.connection.execute("UPDATE meta SET value = ? WHERE key = 'path'", (str(path.resolve()),))
         return owned
+
+
+def refuse_second_copy(path: Path, connection: sqlite3.Connection) -> None:
+    """Refuse a ledger at `path` that was copied while the one it was made from is still where it was."""
+    run_id, before = (_meta(connection, key) for key in ("run_id", "path"))
+    if before != str(path.resolve()) and _is_of_run(Path(before), run_id):
+        raise PrivacyRefused(
+            f"the ledger {path} is a copy of {before}; two copies would each spend the whole budget, so "
+            "resume the original where it lies, or start a new run that names this one as its parent."
+        )
 
 
 def disown(connection: sqlite3.Connection) -> None:
@@ -212,7 +218,11 @@ def snapshot(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
     A ledger without a log beside it has no owner and is read as it is. If an owner comes meanwhile, it is read once
     more, with all committed rows of the log.
     """
-    _refuse_missing(path)
+    if not path.is_file():
+        raise PrivacyRefused(
+            f"{path} must be the ledger of a run, but there is none; give the folder of a run, or its ledger.sqlite. "
+            "Of a run that has lost its ledger nobody knows what it has spent."
+        )
     log = path.with_name(path.name + "-wal")
     with plain_errors(path):
         while True:
@@ -249,7 +259,8 @@ def _is_of_run(path: Path, run_id: str) -> bool:
         return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DISK | _BUSY
 
 
-def _refuse_missing(path: Path) -> None:
+def refuse_lost(path: Path) -> None:
+    """Refuse to go on with a run whose ledger is not there any more."""
     if not path.is_file():
         raise PrivacyRefused(
             f"the run's ledger {path} is missing; without it the budget already spent is unknown, "

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import msgspec
 
-from dpzv.durable import disk_errors, make_folder, replacing
+from dpzv.durable import disk_errors, make_folder, refuse_unwritable, replacing
 from dpzv.errors import DiskError, PrivacyRefused
 from dpzv.privacy.ledger_file import lock_beside
 
-__all__ = ["Marker"]
+__all__ = ["Marker", "refuse_copy", "refuse_stateless"]
 
 _REMEDY = "set XDG_STATE_HOME to a folder that this user may write to and that outlasts the run"
 
@@ -54,9 +54,7 @@ class Marker:
             raise
 
     def _begin(self, releases: int) -> None:
-        note = self._read()
-        if note is not None:
-            self._refuse_other(note, releases)
+        _refuse_other(self._ledger, self._file, self._connection, releases)
         session = secrets.token_hex(16)
         self._connection.execute("INSERT INTO sessions (session) VALUES (?)", (session,))
         self._session = session
@@ -64,7 +62,7 @@ class Marker:
 
     def write(self, releases: int) -> None:
         """Note that the ledger holds so many releases on the disk."""
-        note = Note(str(self._ledger.resolve()), self._session, releases, self._events())
+        note = Note(str(self._ledger.resolve()), self._session, releases, _events(self._connection))
         with replacing(self._file, remedy=_REMEDY) as new:
             new.write_bytes(msgspec.json.encode(note))
 
@@ -72,34 +70,51 @@ class Marker:
         """Let another process open a ledger of this run."""
         self._lock.close()
 
-    def _read(self) -> Note | None:
-        try:
-            return msgspec.json.decode(self._file.read_bytes(), type=Note)
-        except FileNotFoundError:  # a new run, or one that comes from another machine
-            return None
-        except (OSError, msgspec.MsgspecError) as error:
-            raise PrivacyRefused(
-                f"{self._file}, which tells a copied ledger from the one to go on with, cannot be read ({error}); "
-                "remove it only if you are sure that this folder is neither a copy nor a restored backup."
-            ) from None
 
-    def _refuse_other(self, note: Note, releases: int) -> None:
-        if (note.session,) not in self._connection.execute("SELECT session FROM sessions").fetchall():
-            raise PrivacyRefused(
-                f"the ledger {self._ledger} is a copy or a restored backup: its run went on in {note.path}, and this "
-                "ledger does not know of it. Two of them would each spend the whole budget; go on with the newest one, "
-                "or start a new run that names this run as its parent."
-            )
-        if releases < note.releases or self._events() < note.events:
-            raise PrivacyRefused(
-                f"the ledger {self._ledger} holds {releases} releases, but its run had made {note.releases} when it "
-                "was last saved: it is a restored backup, so the run cannot go on; start a new run that names this run "
-                "as its parent."
-            )
+def refuse_stateless() -> None:
+    """Refuse a run with secret noise where no note about it could be kept."""
+    refuse_unwritable(_state_folder(), _REMEDY)
 
-    def _events(self) -> int:
-        found: int | None = self._connection.execute("SELECT MAX(number) FROM events").fetchone()[0]
-        return found or 0
+
+def refuse_copy(ledger: Path, run_id: str, connection: sqlite3.Connection, releases: int) -> None:
+    """Refuse, without a trace, what a `Marker` would refuse: a copy or a restored backup of a run's ledger."""
+    _refuse_other(ledger, _state_folder() / f"{run_id}.json", connection, releases)
+
+
+def _read(file: Path) -> Note | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Note)
+    except FileNotFoundError:  # a new run, or one that comes from another machine
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise PrivacyRefused(
+            f"{file}, which tells a copied ledger from the one to go on with, cannot be read ({error}); "
+            "remove it only if you are sure that this folder is neither a copy nor a restored backup."
+        ) from None
+
+
+def _refuse_other(ledger: Path, file: Path, connection: sqlite3.Connection, releases: int) -> None:
+    """Refuse a ledger of so many releases that is not the one which the note in `file` is about."""
+    note = _read(file)
+    if note is None:
+        return
+    if (note.session,) not in connection.execute("SELECT session FROM sessions").fetchall():
+        raise PrivacyRefused(
+            f"the ledger {ledger} is a copy or a restored backup: its run went on in {note.path}, and this "
+            "ledger does not know of it. Two of them would each spend the whole budget; go on with the newest one, "
+            "or start a new run that names this run as its parent."
+        )
+    if releases < note.releases or _events(connection) < note.events:
+        raise PrivacyRefused(
+            f"the ledger {ledger} holds {releases} releases, but its run had made {note.releases} when it "
+            "was last saved: it is a restored backup, so the run cannot go on; start a new run that names this run "
+            "as its parent."
+        )
+
+
+def _events(connection: sqlite3.Connection) -> int:
+    found: int | None = connection.execute("SELECT MAX(number) FROM events").fetchone()[0]
+    return found or 0
 
 
 def _state_folder() -> Path:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import lru_cache, partial
 from statistics import NormalDist
 from typing import Any
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from dpzv.errors import ConfigError
 from dpzv.privacy.rounded_gaussian import rounded_gaussian
-from dpzv.rng import numpy_generator, seed_of
+from dpzv.rng import numbered, numpy_generator, seed_of
 from dpzv.sensitivity import SUM_BITS
 from dpzv.terms import NoiseSourceName
 
@@ -64,6 +65,15 @@ class SeededNoise:
         # and 1.
         cell = seed_of(self._seed, "noise", t, m) >> 11
         return np.array([float(totals[0]) * grid / divisor + sigma_dp * _UNIT.inv_cdf((cell + 0.5) / 2.0**52)])
+
+    def ahead(self, rounds: Sequence[tuple[int, int]], n: int, sigma_dp: float) -> NDArray[np.float64]:
+        """The noise that `release` adds to n totals in each of the `rounds` (t, m), [rounds, n], without the totals."""
+        if n > 1 or sigma_dp == 0:
+            release = partial(self.release, np.zeros(n), grid=1.0, divisor=1, sigma_dp=sigma_dp)
+            return np.array([release(t=t, m=m) for t, m in rounds])
+        seeds = {m: numbered((self._seed, "noise"), (m,)) for m in {m for _, m in rounds}}
+        cells = [(seeds[m](t) >> 11) + 0.5 for t, m in rounds]
+        return sigma_dp * np.array([[_UNIT.inv_cdf(cell / 2.0**52)] for cell in cells])
 
     def grid(self, clip: float) -> float:
         """0: sums that get simulated noise stay as they are."""

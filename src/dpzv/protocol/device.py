@@ -29,7 +29,7 @@ class Device:
         self.m = m
         self.method = method
         self.position = 0
-        self.x_train, self._x_test, self._schedule = x_train, x_test, schedule
+        self.x_train, self.x_test, self.schedule = x_train, x_test, schedule
         self.waiting = False
         self._ready: dict[int, torch.Tensor] = {}  # features that were gathered before their turn, by position
 
@@ -40,7 +40,7 @@ class Device:
 
     def evaluate(self, chunk: int = CHUNK) -> Iterator[Evaluation]:
         """The embeddings of all test records under the present w_m, in chunks."""
-        yield from self.embed(self._x_test, min(chunk, CHUNK))
+        yield from self.embed(self.x_test, min(chunk, CHUNK))
 
     def embed(self, x: torch.Tensor, chunk: int = CHUNK) -> Iterator[Evaluation]:
         """The embeddings of records outside training under the present w_m, in chunks."""
@@ -52,7 +52,7 @@ class Device:
         """The embeddings of the next batch; the same ones again until its release is received."""
         x = self._ready.pop(self.position, None)
         if x is None:
-            x = gather(self.x_train, self._schedule.ids(self.position))
+            x = gather(self.x_train, self.schedule.ids(self.position))
         h = self.method.embeddings(x, self.position)
         self.waiting = True
         return Embeddings(self.m, self.position, tuple(map(_values, h)))
@@ -60,7 +60,7 @@ class Device:
     def prepare(self) -> None:
         """Gather the features of the batch after this one, while the server is still at work on this one."""
         position = self.position + 1
-        self._ready = {position: gather(self.x_train, self._schedule.ids(position))}
+        self._ready = {position: gather(self.x_train, self.schedule.ids(position))}
 
     def replay(self, release: Release) -> None:
         """Apply a release to a batch that was uploaded before this device was started again."""

@@ -26,19 +26,24 @@ __all__ = ["Delays", "Schedules", "Server"]
 
 @dataclass(slots=True)
 class Delays:
-    """How old the table's entries were when rounds used them: the sum of their tau, their number and the largest tau.
+    """How old the table's entries were when rounds used them: the sum of their tau and their number, by the device
+    whose entries they are, and the largest tau.
 
     Only one round in M + 1 is measured, so that devices that take turns are all measured equally often.
     """
 
-    total: int = 0
-    count: int = 0
+    totals: list[int]
+    counts: list[int]
     most: int = 0
 
     @property
     def mean(self) -> float:
         """The mean of tau over all stale entries used so far."""
-        return self.total / self.count if self.count else 0.0
+        return sum(self.totals) / max(1, sum(self.counts))
+
+    def mean_of(self, m: int) -> float:
+        """The mean of tau over the entries of device m."""
+        return self.totals[m - 1] / max(1, self.counts[m - 1])
 
 
 class _Asked(Struct, frozen=True):
@@ -64,10 +69,10 @@ class Server:
         self.t = 0
         self.positions = [0] * len(schedules)
         self.times = [0] * len(schedules)  # t_m: the round of the last release device m was sent
-        self.delays = Delays()
+        self.delays = Delays([0] * len(schedules), [0] * len(schedules))
         self.zeroed = [0] * len(schedules)  # rows of train records beyond the bound, by device, so far
         self.clipped = [0] * len(schedules)  # records above the clip, by device, over all rounds so far
-        self._schedules, self._lams, self._arrays = schedules, lams, method.arrays
+        self.schedules, self._lams, self._arrays = schedules, lams, method.arrays
         self._checked: dict[int, Embeddings] = {}  # by device: the next batch, once it is known to be well formed
         self._asked: _Asked | None = None
 
@@ -94,15 +99,14 @@ class Server:
         if self._asked is not None:
             raise PeerError(f"round {self._asked.pending.t} waits for its release; accept that first.")
         m, t = message.m, self.t + 1
-        ids = self._schedules[m - 1].ids(message.position)
+        ids = self.schedules[m - 1].ids(message.position)
         arrays, beyond = message.h, 0
         if not all_within(arrays):
             kept = np.logical_and.reduce([within(h) for h in arrays])
             beyond = len(kept) - int(np.count_nonzero(kept))
             arrays = tuple(zeroed(h, kept) for h in arrays)
             contributes = kept if contributes is None else kept & contributes
-        rows, y = self.table.rows(ids), gather(self.y_train, ids)
-        columns, lam = self.table.columns[m - 1], self._lams[m - 1]
+        (rows, columns), y, lam = self.table.rows(m, ids), gather(self.y_train, ids), self._lams[m - 1]
         answer = self.method.answer(Question(t, m, message.position, rows, columns, arrays, y, lam, contributes))
         pending = Pending(t, m, message.position, len(ids), answer.totals, answer.grid, answer.divisor)
         self._asked, self.zeroed[m - 1] = _Asked(pending, ids, rows, y), self.zeroed[m - 1] + beyond
@@ -114,23 +118,29 @@ class Server:
         asked, m = self._asked, release.m
         if asked is None or (release.t, m) != (asked.pending.t, asked.pending.m):
             raise PeerError(f"no round waits for the release of round {release.t} to device {m}.")
-        self.table.keep(m, asked.ids, asked.rows, self.times[m - 1])
-        M = len(self.positions)
-        if M > 1 and release.t % (M + 1) == 0:  # the asking device's entries were just replaced by fresh ones
-            total, most = self.table.delays(asked.ids, self.times)
-            self.delays.total += total
-            self.delays.most = max(self.delays.most, most)
-            self.delays.count += len(asked.ids) * (M - 1)
+        self.table.keep(m, asked.ids, asked.rows)
+        self.passed(m, release.t, asked.ids)
         self.method.head_rule.move(release.t, release.Delta, asked.rows, asked.y, head_steps)
-        self.t = release.t
-        self.positions[m - 1] += 1
-        self.times[m - 1] = release.t
         self._asked = None
         del self._checked[m]
 
+    def passed(self, m: int, t: int, ids: NDArray[np.int64]) -> None:
+        """Note that round t, with the batch `ids` of device m, is over: how old entries are, and who is where."""
+        self.table.times[m - 1][ids] = self.times[m - 1]
+        M = len(self.positions)
+        if M > 1 and t % (M + 1) == 0:  # the asking device's entries were just replaced by fresh ones
+            totals, most = self.table.delays(ids, self.times)
+            for i, total in enumerate(totals):
+                self.delays.totals[i] += total
+                self.delays.counts[i] += len(ids) if i + 1 != m else 0
+            self.delays.most = max(self.delays.most, most)
+        self.t = t
+        self.positions[m - 1] += 1
+        self.times[m - 1] = t
+
     def train_head(self, steps: int) -> None:
         """Take private head steps outside a round: in a run without rounds, on the first fill of the table."""
-        self.method.head_rule.move(0, np.zeros(1), self.table.h[:0], self.y_train[:0], steps)
+        self.method.head_rule.move(0, np.zeros(1), self.table.h[0:0], self.y_train[:0], steps)
 
     def evaluation_rows(self, messages: list[Evaluation], D_test: int) -> torch.Tensor:
         """Uploaded test embeddings of all devices as rows [D_test, k_1+...+k_M] for a head."""
@@ -167,7 +177,7 @@ class Server:
                 f"device {message.m} must send batch {expected} of its schedule, got {message.position}; "
                 "the link is closed."
             )
-        shape = (self._schedules[message.m - 1].B, width)
+        shape = (self.schedules[message.m - 1].B, width)
         shapes = list(map(np.shape, message.h))
         if shapes != [shape] * self._arrays:
             raise PeerError(

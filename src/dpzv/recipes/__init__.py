@@ -8,9 +8,12 @@ from typing import Any
 
 from dpzv.declarations import METHODS
 from dpzv.errors import ConfigError
-from dpzv.validate import nearest, one_of, toml_of
+from dpzv.validate import nearest, one_of, toml_of, utf8
 
-__all__ = ["names", "read", "settings", "title", "toml_file", "tree"]
+__all__ = ["names", "read", "reproduction", "settings", "title", "toml_file", "tree", "trials"]
+
+TUNED = "tuned"
+"""The section of a settings file that says which recipe it was tuned for, and by how many trials."""
 
 
 def names() -> list[str]:
@@ -26,7 +29,7 @@ def read(name: str) -> str:
         if not path.is_file():
             listed = ", ".join(names())
             raise ConfigError(f"the recipe file {name} does not exist; give a path, or a name: {listed}.")
-        return path.read_text(encoding="utf-8")
+        return utf8(path.read_bytes(), f"the recipe {name}")
     one_of("the recipe", name, names())
     return (resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8")
 
@@ -54,13 +57,8 @@ def settings(name: str, accounting: str, file: Path | None = None) -> dict[str, 
 
     Read from `file` if given, else from the shipped ``compare/NAME-ACCOUNTING.toml``, else ``compare/ACCOUNTING.toml``.
     """
-    if file is None:
-        folder = resources.files(__name__) / "compare"
-        own = folder / f"{Path(name).stem}-{accounting}.toml"
-        shipped = own if own.is_file() else folder / f"{accounting}.toml"
-        values = toml_of(shipped.read_bytes(), shipped.name)
-    else:
-        values = toml_file(file)
+    values = _settings_file(name, accounting, file)
+    values.pop(TUNED, None)
     methods = ("all", *METHODS)
     for section, inner in values.items():
         if section not in methods:
@@ -68,6 +66,32 @@ def settings(name: str, accounting: str, file: Path | None = None) -> dict[str, 
         if not isinstance(inner, dict) or not all(isinstance(keys, dict) for keys in inner.values()):
             raise ConfigError(f"the settings of '{section}' must be sections such as [{section}.train].")
     return values
+
+
+def reproduction(name: str) -> dict[str, Any]:
+    """The shipped file ``reproduce/NAME.toml``: an item of `dpzv reproduce`, or what all items share."""
+    file = resources.files(__name__) / "reproduce" / f"{name}.toml"
+    return toml_of(file.read_bytes(), file.name)
+
+
+def trials(name: str, accounting: str, file: Path | None = None) -> dict[str, int]:
+    """How many trials tuned each method's settings for recipe `name`; a method that is not named is not tuned.
+
+    `dpzv tune` writes the section ``[tuned]``: the recipe it is for, and the number of trials of each method.
+    """
+    tuned = _settings_file(name, accounting, file).get(TUNED, {})
+    if not isinstance(tuned, dict) or tuned.get("recipe") != Path(name).stem:
+        return {}
+    return {method: number for method, number in tuned.items() if method in METHODS and isinstance(number, int)}
+
+
+def _settings_file(name: str, accounting: str, file: Path | None) -> dict[str, Any]:
+    if file is not None:
+        return toml_file(file)
+    folder = resources.files(__name__) / "compare"
+    own = folder / f"{Path(name).stem}-{accounting}.toml"
+    shipped = own if own.is_file() else folder / f"{accounting}.toml"
+    return toml_of(shipped.read_bytes(), shipped.name)
 
 
 def toml_file(path: Path) -> dict[str, Any]:

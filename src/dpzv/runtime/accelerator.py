@@ -8,7 +8,7 @@ from dpzv.config import Config
 from dpzv.errors import ConfigError
 from dpzv.models import MODELS
 
-__all__ = ["accelerator_of"]
+__all__ = ["accelerator_of", "threads_of"]
 
 
 def accelerator_of(config: Config) -> str:
@@ -20,8 +20,12 @@ def accelerator_of(config: Config) -> str:
         # torch rounds the inputs of convolutions to 11 bits by default; the difference of two nearly equal
         # losses needs all 24
         torch.backends.cudnn.allow_tf32 = False
-    models = config.devices.model if isinstance(config.devices.model, tuple) else (config.devices.model,)
-    threads = config.runtime.threads or (1 if all(MODELS[model].small for model in models) else 0)
-    if threads:
+    if threads := threads_of(config):
         torch.set_num_threads(threads)
     return name
+
+
+def threads_of(config: Config) -> int:
+    """The threads of a run; 0 stands for as many as there are cores."""
+    models = config.devices.model if isinstance(config.devices.model, tuple) else (config.devices.model,)
+    return config.runtime.threads or (1 if all(MODELS[model].small for model in models) else 0)

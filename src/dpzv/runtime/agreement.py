@@ -24,7 +24,7 @@ def agreed(config: Config) -> Config:
     return replace(
         config,
         recipe="",
-        data=replace(config.data, path="", columns=(), encoder=""),
+        data=replace(config.data, path="", parties=(), columns=(), encoder=""),
         # only the server has the ledgers of earlier runs; it tells devices how much these leave to a private start
         privacy=replace(config.privacy, parents=()),
         table=replace(config.table, path=""),

@@ -14,10 +14,10 @@ from dpzv.privacy.head_steps import mechanism_of
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.protocol.server import Schedules, Server
-from dpzv.protocol.table import Table
+from dpzv.runtime.mapped_table import table_of, whole
 from dpzv.runtime.server_head import check_head, first_head
 
-__all__ = ["check_head", "make_server"]
+__all__ = ["check_head", "make_server", "whole"]
 
 
 def make_server(
@@ -37,7 +37,7 @@ def make_server(
     chosen = config.head
     lams, T = per_device("train.lam", config.train.lam, plan.M), max(plan.T, 1)
     y_train = labels_of(records.y_train, records.task, config.runtime.accelerator)
-    table = Table(plan.D, widths, accelerator=config.runtime.accelerator, path=config.table.path)
+    table = table_of(config, widths, schedules)
     private = None
     if chosen.mechanism:
         sizes = {"D": plan.D, "batch": plan.head_batch}

@@ -11,13 +11,13 @@ from dpzv.data.catalogue import card_of
 
 __all__ = ["UNTRAINED", "alone", "parties"]
 
-UNTRAINED: dict[str, Any] = {"train": {"rounds": 0}, "head": {"rule": "frozen", "final": "refit"}}
-"""What a recipe's tree changes for devices that stay as they start; only the refitted head learns."""
+UNTRAINED: dict[str, Any] = {"train": {"rounds": 0}, "head": {"rule": "frozen", "final": "best"}}
+"""What a recipe's tree changes for devices that stay as they start; only the final head learns."""
 
 
 def parties(config: Config) -> dict[int, str]:
     """The devices that take part, by their number in the data set: their names."""
-    names = card_of(config.data.name).devices
+    names = config.network.devices if config.data.parties else card_of(config.data.name).devices
     return {m: names[m - 1] for m in config.data.devices or range(1, len(names) + 1)}
 
 

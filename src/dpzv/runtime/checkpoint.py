@@ -21,10 +21,23 @@ from dpzv.errors import DataError
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Evaluation
 from dpzv.protocol.server import Delays, Server
+from dpzv.protocol.table import Blocks, Table
 from dpzv.runtime.clock import VirtualClock
-from dpzv.runtime.journal import Meter
+from dpzv.runtime.journal import Meter, Untrained
+from dpzv.runtime.mapped_table import put_back
 
-__all__ = ["Progress", "Simulated", "load", "load_tests", "rounds", "save", "save_tests"]
+__all__ = [
+    "Progress",
+    "Simulated",
+    "load",
+    "load_tests",
+    "load_untrained",
+    "rounds",
+    "save",
+    "save_tests",
+    "save_untrained",
+    "save_weights",
+]
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -55,8 +68,13 @@ class Simulated:
 
 
 def _tensors(server: Server, beside: Simulated | None) -> dict[str, torch.Tensor]:
-    """Everything that is kept, by name. The names are the file's format; each tensor is the one in use, not a copy."""
-    tensors = {"table": server.table.h, "times": torch.from_numpy(server.table.times)}
+    """Everything that is kept besides the table's rows, by name; each tensor is the one in use, not a copy.
+
+    The names are the file's format.
+    """
+    tensors = {"times": torch.from_numpy(server.table.times)}
+    if server.table.sums is not None:  # made anew from the table they would differ in the last digit
+        tensors["sums"] = server.table.sums
     noise = server.method.head_rule.noise_state
     tensors |= {f"server/noise-{i}": torch.from_numpy(array) for i, array in enumerate(noise)}
     for name, module, velocity in [
@@ -66,6 +84,13 @@ def _tensors(server: Server, beside: Simulated | None) -> dict[str, torch.Tensor
         tensors |= {f"{name}.{key}": value for key, value in module.state_dict().items()}
         tensors |= {f"{name}/velocity-{i}": value for i, value in enumerate(velocity)}
     return tensors
+
+
+def _rows(table: Table) -> dict[str, torch.Tensor]:
+    """The table's rows as they lie, by name: in the order of the records, or by device in the order of its batches."""
+    if isinstance(table.h, Blocks):
+        return {f"table-{m}": part for m, part in enumerate(table.h.parts, 1)}
+    return {"table": table.h}
 
 
 def rounds(path: Path) -> int | None:
@@ -78,7 +103,8 @@ def rounds(path: Path) -> int | None:
 
 def save(path: Path, server: Server, progress: Progress, beside: Simulated | None) -> None:
     """Write the checkpoint; the old one stays until the new one is whole."""
-    write_tensors(path, _tensors(server, beside), {"progress": msgspec.json.encode(progress).decode()})
+    tensors = _rows(server.table) | _tensors(server, beside)
+    write_tensors(path, tensors, {"progress": msgspec.json.encode(progress).decode()})
 
 
 @torch.no_grad()
@@ -88,6 +114,7 @@ def load(path: Path, server: Server, beside: Simulated | None) -> Progress:
         progress = _progress(file.metadata())
         for name, tensor in _tensors(server, beside).items():
             tensor.copy_(file.get_tensor(name))
+        put_back(server.table, server.schedules, file.get_tensor, by_device="table" not in set(file.keys()))
     server.t, server.delays, server.zeroed = progress.t, progress.delays, list(progress.zeroed)
     server.positions, server.times, server.clipped = map(list, (progress.positions, progress.times, progress.clipped))
     if beside is not None:
@@ -112,8 +139,25 @@ def load_tests(path: Path) -> list[Evaluation]:
         return [Evaluation(m, start, h.numpy()) for (m, start), h in sorted(found.items())]
 
 
+def save_untrained(path: Path, untrained: Untrained) -> None:
+    """Write the first fill of the table and the first test rows; the names of the tensors are the file's format."""
+    write_tensors(path, {"table": untrained.table, "tests": untrained.rows}, {})
+
+
+def load_untrained(path: Path, accelerator: str) -> Untrained:
+    """What `save_untrained` wrote."""
+    with _readable(path), safetensors.safe_open(path, "pt") as file:
+        return Untrained(file.get_tensor("table").to(accelerator), file.get_tensor("tests").to(accelerator))
+
+
 def _progress(metadata: dict[str, str]) -> Progress:
     return msgspec.json.decode(metadata["progress"], type=Progress)
+
+
+def save_weights(folder: Path, beside: Simulated) -> None:
+    """Write the weights of every simulated device into a file of its own."""
+    for device in beside.devices:
+        write_tensors(folder / f"device-{device.m}.safetensors", device.method.network.state_dict(), {})
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dpzv.config import Config, per_device
 from dpzv.errors import ConfigError
@@ -30,9 +31,8 @@ class Speed:
     latency: float
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Arrival:
-    """Device m's batch reaches the server at `seconds`."""
+class Arrival(NamedTuple):
+    """Device m's batch reaches the server at `seconds`; arrivals are sorted by time, then by device."""
 
     seconds: float
     m: int

@@ -24,6 +24,7 @@ from dpzv import config as configuration
 from dpzv.config import Config, HeadSection, NoiseSection, PrivacySection, TrainSection
 from dpzv.durable import write_atomically
 from dpzv.errors import ConfigError, DpzvError
+from dpzv.runtime.fused_kinds import fused_if_possible, why_not
 from dpzv.runtime.grid import Job, State, Watch, config_hash, cores, jobs_that_fit
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Compute(msgspec.Struct, frozen=True):
     run_bytes: int = 0  # the most memory that was measured
     accelerator_share: float = 0.0  # of the accelerator's memory
     threads: int = 0
+    cuda: bool = False  # whether an accelerator was found
 
     def cost(self, config: Config) -> Cost:
         """The cost of a configuration's work."""
@@ -132,6 +134,7 @@ def charge(configs: Sequence[Config], base: Config, file: Path, watch: Watch) ->
         max(known.run_bytes, measured["bytes"]),
         max(known.accelerator_share, measured["accelerator_share"]),
         known.threads,
+        known.cuda if known.costs else measured["cuda"],
     )
     _write(file, compute)
     return compute
@@ -158,7 +161,7 @@ def prepare(
         if config.train.rounds != 0:
             cost = compute.cost(config)
             config, rounds = charged(config, cost.factor), sizes_of(config, cost.D, cost.M).T
-        made.append(Job(name, _on(config, compute.threads), rounds))
+        made.append(Job(name, _on(config, compute), rounds))
     return made, compute, at_once
 
 
@@ -179,7 +182,8 @@ def prepare_alike(
     cost, made = compute.cost(base), []
     for name, config in cells.items():
         rounds = sizes_of(config, cost.D, len(config.data.devices) or cost.M).T
-        made.append(Job(name, _on(config, compute.threads), rounds, ceiling=name in ceilings))
+        program = "dpzv.runtime.ceiling" if name in ceilings else ""
+        made.append(Job(name, _on(config, compute, fuses=not program), rounds, program))
     return made, compute, at_once
 
 
@@ -192,10 +196,16 @@ def _with_threads(compute: Compute, file: Path, jobs: int, runs: int) -> tuple[C
     return compute, at_once
 
 
-def _on(config: Config, threads: int) -> Config:
-    """`config` with these threads, unless it names some itself."""
-    runtime = msgspec.structs.replace(config.runtime, threads=config.runtime.threads or threads)
-    return msgspec.structs.replace(config, runtime=runtime)
+def _on(config: Config, compute: Compute, *, fuses: bool = True) -> Config:
+    """`config` with the threads of a run, unless it names some itself; with CUDA its rounds are fused if they can be.
+
+    A run that asks for fused rounds and cannot have them makes its rounds one by one.
+    """
+    threads, can = config.runtime.threads or compute.threads, fuses and not why_not(config)
+    runtime = msgspec.structs.replace(config.runtime, threads=threads)
+    if can and compute.cuda and runtime.kind == "simulate":
+        runtime = msgspec.structs.replace(runtime, kind="fused", accelerator="cuda")
+    return fused_if_possible(msgspec.structs.replace(config, runtime=runtime), rounds=fuses)
 
 
 def _write(file: Path, compute: Compute) -> None:
@@ -260,6 +270,7 @@ def _costs(works: dict[str, Config]) -> dict[str, Any]:
         "M": len(data.x_train),
         "bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         "accelerator_share": share,
+        "cuda": torch.cuda.is_available(),
     }
 
 

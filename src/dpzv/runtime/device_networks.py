@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
@@ -32,13 +34,44 @@ from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan, start_event
 from dpzv.rng import torch_generator
 
-__all__ = ["Networks", "make_network", "make_networks"]
+__all__ = ["Networks", "check_networks", "load_weights", "make_network", "make_networks", "with_plain_starts"]
 
 Networks = Callable[[PrivacyPlan, NoiseSource], list[torch.nn.Module]]
 """Makes the devices' networks once the plan is known, since a private start needs its noise."""
 
 C_START = 1.0  # the public constant appended to each row before a private start
 FLOOR = 1e-3  # public floor of a start's eigenvalues, in units of one record's squared feature
+
+
+def check_networks(config: Config, M: int) -> None:
+    """Refuse settings of the M devices that are too many or too few, and starts that their models cannot have."""
+    for name in config.devices.__struct_fields__:
+        per_device(f"devices.{name}", getattr(config.devices, name), M)
+    models = per_device("devices.model", config.devices.model, M)
+    for m, start in enumerate(per_device("devices.start", config.devices.start, M), 1):
+        _check_start(models[m - 1], start, m)
+
+
+def _check_start(model: str, start: str, m: int) -> None:
+    if start not in MODELS[model].starts:
+        fitting = " or ".join(f"'{name}'" for name, kind in MODELS.items() if start in kind.starts)
+        raise ConfigError(
+            f"start '{start}' needs devices.model = {fitting}, got '{model}' at device {m}; '{model}' can start by "
+            f"{' or '.join(MODELS[model].starts)}."
+        )
+
+
+def with_plain_starts(config: Config, M: int) -> Config:
+    """The configuration with starts that make the same networks from a few rows, without noise."""
+    plain = tuple(map(_same_shapes, per_device("devices.start", config.devices.start, M)))
+    return replace(config, devices=replace(config.devices, start=plain))
+
+
+def _same_shapes(start: str) -> str:
+    facts = start_facts(start)
+    if not (facts.reads or facts.private):
+        return start
+    return "whiten" if facts.whitens else "random"
 
 
 def make_networks(config: Config, data: Dataset, plan: PrivacyPlan, noise: NoiseSource) -> list[torch.nn.Module]:
@@ -57,12 +90,7 @@ def make_network(
     model = per_device("devices.model", devices.model, M)[i]
     start = per_device("devices.start", devices.start, M)[i]
     width = per_device("devices.embedding", devices.embedding, M)[i]
-    if start not in MODELS[model].starts:
-        fitting = " or ".join(f"'{name}'" for name, kind in MODELS.items() if start in kind.starts)
-        raise ConfigError(
-            f"start '{start}' needs devices.model = {fitting}, got '{model}' at device {m}; '{model}' can start by "
-            f"{' or '.join(MODELS[model].starts)}."
-        )
+    _check_start(model, start, m)
     network = MODELS[model].make(
         NetworkRequest(
             inputs=x.shape[1],
@@ -103,7 +131,11 @@ def _put_private(
     """
     scale = start_event(plan, i).noise_multiplier * (R**2 + C_START**2)
     grid = noise.grid(R**2 + C_START**2) if scale else 0.0
-    drawn = MatrixNoise(scale, grid, lambda scales, grid: noise.added(scales, grid, "start", i + 1))
+    drawn = MatrixNoise(
+        scale,
+        grid,
+        lambda scales, grid: noise.added(scales, grid, "start", i + 1) if scale else np.zeros(scales.shape),
+    )
     floor = max(FLOOR, drawn.largest(x.shape[1], len(x)))
     if isinstance(network, WhitenedLinear):
         set_whitening(network, dp_whiten_start(x, R=R, c=C_START, noise=drawn, floor=floor))
@@ -112,11 +144,15 @@ def _put_private(
 
 
 def _load(network: torch.nn.Module, file: str, m: int) -> None:
-    """Put given weights into a network; names and shapes must match."""
     if not Path(file).is_file():
         raise DataError(f"device {m} starts from weights, but the file '{file}' does not exist; set devices.weights.")
+    load_weights(network, Path(file), m)
+
+
+def load_weights(network: torch.nn.Module, file: Path, m: int) -> None:
+    """Put the weights in a file into the network of device m; names and shapes must match."""
     try:
         network.load_state_dict(safetensors.torch.load_file(file))
-    except (safetensors.SafetensorError, RuntimeError) as error:
+    except (OSError, safetensors.SafetensorError, RuntimeError) as error:
         reason = str(error).replace("\n", " ")
         raise DataError(f"the weights {file} do not fit device {m}'s network ({reason}); give matching ones.") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -11,7 +13,7 @@ from dpzv.errors import PrivacyRefused
 from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.label_counts import LabelCounts
 from dpzv.privacy.ledger import Ledger
-from dpzv.privacy.noise import NoiseSource
+from dpzv.privacy.noise import NoiseSource, SeededNoise
 from dpzv.privacy.plan import PrivacyPlan, epsilon_spent
 from dpzv.protocol.messages import Embeddings, Pending, Release
 
@@ -74,6 +76,34 @@ class Gate:
             )
             ledger.submit(event, Delta, frame_xxh3)
         return Release(t, m, position, Delta)
+
+    def reserve(self, rounds: Sequence[tuple[int, int, int]], numbers: Sequence[int]) -> NDArray[np.float64]:
+        """Charge rounds (t, m, position) that are computed afterwards in one piece, and return their simulated noise.
+
+        Their rows in the ledger say what they cost and hold no values: nobody waits for one. Rounds that were charged
+        before an interruption are not charged again, and have the same noise. A release to device m has
+        `numbers[m - 1]` numbers; the noise [n, most] of a shorter one ends with zeros.
+        """
+        plan, ledger = self.plan, self.ledger
+        if not isinstance(self._noise, SeededNoise):
+            raise PrivacyRefused(
+                'rounds in blocks need simulated noise, got secret noise; set noise.source = "seeded", or runtime.kind '
+                '= "simulate".'
+            )
+        known = [one for one in rounds if one[0] <= ledger.last_t]
+        for t, m, position in known:
+            if not ledger.knows(m, position, t):
+                raise PrivacyRefused(f"round {t} was charged for another batch than device {m}'s; start a new run.")
+        new = rounds[len(known) :]
+        if new:
+            t, m, position = new[0]
+            ledger.submit_all(replace(self._planned, t=t, m=m, position=position, B=plan.B), new)
+        noise = np.zeros((len(rounds), max(numbers)))
+        for n in set(numbers):
+            own = [i for i, (_, m, _) in enumerate(rounds) if numbers[m - 1] == n]
+            if own:
+                noise[own, :n] = self._noise.ahead([rounds[i][:2] for i in own], n, plan.sigma_dp)
+        return noise
 
     def head_steps(self, t: int) -> int:
         """How many steps of a private head may follow round `t`, paid for before this returns.

@@ -8,6 +8,7 @@ OUT/runs/NAME-HASH.toml           the configuration it was started with
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from dpzv.config import Config, RuntimeSection, Tree
 from dpzv.declarations import METHODS
 from dpzv.durable import write_atomically
 from dpzv.errors import ConfigError
+from dpzv.runtime.fused_kinds import alike
 
 __all__ = ["Failure", "Job", "State", "Watch", "config_hash", "cores", "jobs_that_fit", "layered", "run"]
 
@@ -35,6 +37,9 @@ POLL = 0.1
 PATIENCE = 600.0
 """Seconds a stopped child gets to finish its round and write a checkpoint."""
 
+TOGETHER = 16
+"""The most fused runs that advance together in one process."""
+
 GENEROUS = 1.5
 """A run may need this much more memory than was measured over its first rounds."""
 
@@ -43,13 +48,14 @@ GENEROUS = 1.5
 class Job:
     """One run of a grid: its name without the hash, its configuration and its T.
 
-    A `ceiling` is no run of the configuration: it trains the same devices and head by backpropagation (`ceiling.py`).
+    A job with a `program` is no run of the configuration: that module takes it and a folder, and leaves a summary there
+    (`ceiling.py` trains the same devices and head by backpropagation).
     """
 
     name: str
     config: Config
     rounds: int
-    ceiling: bool = False
+    program: str = ""
 
     @property
     def key(self) -> str:
@@ -135,10 +141,11 @@ def run(jobs: Sequence[Job], out: Path, at_once: int, watch: Watch) -> list[Fail
     unique = {job.key: job for job in jobs}
     for job in unique.values():
         _refuse_other_files(job, out / "runs")
-    waiting = [job for key, job in unique.items() if not (out / "runs" / key / "summary.json").exists()]
+    left = [job for key, job in unique.items() if not (out / "runs" / key / "summary.json").exists()]
     total = sum(job.rounds for job in unique.values())
-    rounds = total - sum(job.rounds for job in waiting)
-    runs = len(unique) - len(waiting)
+    rounds = total - sum(job.rounds for job in left)
+    runs = len(unique) - len(left)
+    waiting = _together(left)
     running: list[_Child] = []
     failures: dict[str, Failure] = {}
     try:
@@ -147,11 +154,9 @@ def run(jobs: Sequence[Job], out: Path, at_once: int, watch: Watch) -> list[Fail
                 running.append(_Child.start(waiting.pop(0), out / "runs"))
             for child in [child for child in running if child.process.poll() is not None]:
                 running.remove(child)
-                failure = child.ended()
-                rounds += child.job.rounds
-                runs += 1
-                if failure:
-                    failures[child.job.key] = failure
+                rounds += sum(job.rounds for job in child.jobs)
+                runs += len(child.jobs)
+                failures |= child.ended()
             done = rounds + sum(child.rounds() for child in running)
             if not watch(State("rounds", done, total, runs, len(unique), len(failures))):
                 _stop(running)
@@ -161,6 +166,15 @@ def run(jobs: Sequence[Job], out: Path, at_once: int, watch: Watch) -> list[Fail
         for child in running:
             child.end()
     return [failures[key] for key in unique if key in failures]
+
+
+def _together(jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
+    """The jobs of each child: fused runs that are alike advance together, and every other run is alone."""
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        fused = job.config.runtime.kind == "fused" and not job.program
+        groups.setdefault(alike(job.config) if fused else job.key, []).append(job)
+    return [tuple(some[i : i + TOGETHER]) for some in groups.values() for i in range(0, len(some), TOGETHER)]
 
 
 def _refuse_other_files(job: Job, runs: Path) -> None:
@@ -175,24 +189,28 @@ def _refuse_other_files(job: Job, runs: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Child:
-    """A run in a process of its own, and the file its standard error goes to."""
+    """One or more runs in a process of their own, their folders, and the file its standard error goes to."""
 
-    job: Job
-    folder: Path
+    jobs: tuple[Job, ...]
+    folders: tuple[Path, ...]
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
 
     @classmethod
-    def start(cls, job: Job, runs: Path) -> Self:
-        """Start a run, or resume it where it was begun before."""
-        folder, file = runs / job.key, runs / f"{job.key}.toml"
-        if (folder / "config.toml").exists() and not job.ceiling:
+    def start(cls, jobs: tuple[Job, ...], runs: Path) -> Self:
+        """Start runs, or resume them where they were begun before."""
+        folders, files = [runs / job.key for job in jobs], [runs / f"{job.key}.toml" for job in jobs]
+        for job, file in zip(jobs, files, strict=True):
+            write_atomically(file, configuration.render(job.config).encode())
+        job, folder, file = jobs[0], folders[0], files[0]
+        if job.program:
+            arguments = [job.program, str(file), str(folder)]
+        elif job.config.runtime.kind == "fused":
+            arguments = ["dpzv.runtime.fused_grid", *map(str, itertools.chain(*zip(files, folders, strict=True)))]
+        elif (folder / "config.toml").exists():
             arguments = ["dpzv", "resume", str(folder), "--quiet"]
         else:
-            write_atomically(file, configuration.render(job.config).encode())
             arguments = ["dpzv", "train", str(file), "--out", str(folder), "--quiet"]
-        if job.ceiling:
-            arguments = ["dpzv.runtime.ceiling", str(file), str(folder)]
         errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the child)
         process = subprocess.Popen(
             [sys.executable, "-m", *arguments],
@@ -201,31 +219,24 @@ class _Child:
             stderr=errors,
             start_new_session=True,  # Ctrl-C reaches the parent alone, which stops each child once
         )
-        return cls(job, folder, process, errors)
+        return cls(jobs, tuple(folders), process, errors)
 
     def rounds(self) -> int:
-        """Rounds done, as of the last line of metrics."""
-        try:
-            with (self.folder / "metrics.jsonl").open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-                line = file.read().split(b"\n")[-2]
-            return int(msgspec.json.decode(line)["round"])
-        except (FileNotFoundError, IndexError, msgspec.DecodeError):
-            return 0
+        """Rounds done, as of the last lines of metrics."""
+        return sum(map(_rounds, self.folders))
 
-    def ended(self) -> Failure | None:
-        """Why a child that ended has no summary, or `None` if it has one."""
+    def ended(self) -> dict[str, Failure]:
+        """Why runs of a child that ended have no summary, by the names of their folders."""
         code = self.process.returncode
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
         self.errors.close()
-        if (self.folder / "summary.json").exists():
-            return None
+        sentence = lines[-1].removeprefix("dpzv: ") if lines else f"ended with exit code {code} and without a summary."
         if code < 0:
             name = signal.Signals(-code).name
-            return Failure(self.job.name, 1, f"ended by {name}; if memory ran out, go on with a smaller --jobs.")
-        sentence = lines[-1].removeprefix("dpzv: ") if lines else f"ended with exit code {code} and without a summary."
-        return Failure(self.job.name, code or 1, sentence)
+            code, sentence = 1, f"ended by {name}; if memory ran out, go on with a smaller --jobs."
+        lost = [job for job, folder in zip(self.jobs, self.folders, strict=True) if not _finished(folder)]
+        return {job.key: Failure(job.name, code or 1, sentence) for job in lost}
 
     def end(self) -> None:
         """Kill a child that is still there."""
@@ -233,6 +244,21 @@ class _Child:
             self.process.kill()
             self.process.wait()
         self.errors.close()
+
+
+def _finished(folder: Path) -> bool:
+    return (folder / "summary.json").exists()
+
+
+def _rounds(folder: Path) -> int:
+    """Rounds done by a run, as of its last line of metrics."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            line = file.read().split(b"\n")[-2]
+        return int(msgspec.json.decode(line)["round"])
+    except (FileNotFoundError, IndexError, msgspec.DecodeError):
+        return 0
 
 
 def _stop(running: list[_Child]) -> None:

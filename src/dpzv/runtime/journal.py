@@ -6,6 +6,7 @@ their test embeddings. Test metrics stay with the server: nothing here is sent t
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections.abc import Callable
@@ -13,10 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset, ServerRecords
+from dpzv.declarations import head_rule_facts
 from dpzv.durable import write_tensors
 from dpzv.methods.refit import Chosen, Refit, refit
 from dpzv.metrics import Metrics
@@ -27,7 +30,7 @@ from dpzv.runtime.gate import Gate
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.version import VERSION
 
-__all__ = ["Journal", "Meter", "Observer", "Snapshot", "measured"]
+__all__ = ["Journal", "Meter", "Observer", "Snapshot", "Untrained", "measured"]
 
 
 class Meter(msgspec.Struct):
@@ -56,6 +59,14 @@ class Snapshot:
     bytes_total: int
     epsilon_spent: float
     epsilon: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Untrained:
+    """What the devices' weights give before the first round: the server's table, and the test rows."""
+
+    table: torch.Tensor
+    rows: torch.Tensor
 
 
 Observer = Callable[[Snapshot], bool]
@@ -123,44 +134,72 @@ class Journal:
             self._gate.plan.claimed_epsilon,
         )
 
-    def finish(self, rows: torch.Tensor, virtual_seconds: float) -> dict[str, Any]:
-        """Fit the final head, write the server's weights and, last of all, the summary."""
+    def finish(
+        self,
+        rows: torch.Tensor,
+        virtual_seconds: float,
+        table: Callable[[], torch.Tensor],
+        untrained: Untrained | None,
+    ) -> dict[str, Any]:
+        """Fit the final head to all rows of the `table`, write the server's weights and, last of all, the summary.
+
+        The same fit to what the devices sent first says in the summary what training has added.
+        """
         server, weights = self._server, self._folder.path / "weights"
         final = private = self._measure(server.method.head, rows)
         write_tensors(weights / "server.safetensors", server.method.head.state_dict(), {})
         chosen = None
-        if self._config.head.final == "refit":
-            head, chosen = self._refitted()
+        if self._config.head.final != "private":
+            head, chosen = self._best_head(table())
             final = self._measure(head, rows)
-            # a file of its own: w_0 may leave the server, the refitted head may not
+            # a file of its own: w_0 may leave the server, the final head may not
             write_tensors(weights / "final.safetensors", head.state_dict(), {})
         self.account()
-        summary = self._summary(final, private, virtual_seconds) | {"final_head": msgspec.to_builtins(chosen)}
+        summary = self._summary(final, private, virtual_seconds) | {
+            "final_head": msgspec.to_builtins(chosen),
+            "untrained": self._before(untrained) if chosen and untrained else None,
+        }
         self._gate.ledger.flush()
         self._folder.lengths()
         self._folder.summary(summary)
         return summary
 
-    def _refitted(self) -> tuple[torch.nn.Module, Chosen]:
-        """A second head, fitted to the final table without noise, and how it was chosen; it stays at the server."""
+    def _before(self, untrained: Untrained) -> dict[str, Any]:
+        """The figures of the devices as they started: one upload of all records, and nothing ever came back."""
+        head, chosen = self._best_head(untrained.table)
+        found = msgspec.to_builtins(self._measure(head, untrained.rows))
+        return {**found, "bytes_up": self.meter.bytes_initial, "final_head": msgspec.to_builtins(chosen)}
+
+    def _best_head(self, table: torch.Tensor) -> tuple[torch.nn.Module, Chosen]:
+        """A second head, fitted to a table without noise, and how it was chosen; it stays at the server."""
         server, config = self._server, self._config
         how = Refit(
             outputs=self._records.outputs,
             hidden=config.head.hidden,
             seed=config.train.seed,
-            number=self._records.task == "regression",
+            task=self._records.task,
             steps=config.head.refit_steps,
+            balanced=config.head.class_weight == "balanced",
+            choose=config.head.final == "best",
         )
-        return refit(server.table.h, server.y_train, server.method.loss, how)
+        return refit(table, server.y_train, how)
 
     @torch.no_grad()
     def _measure(self, head: torch.nn.Module, rows: torch.Tensor) -> Metrics:
         """Metrics of `head` on test rows [D_test, k_1+...+k_M]."""
         return measured(self._records, head(rows), self._y_test)
 
+    def _head_trained(self) -> bool:
+        """Whether the head in the loop is more than its random start; a sum is as good as the devices that it adds."""
+        head, rounds = self._config.head, self._server.t > 0
+        if head.model == "sum":
+            return rounds
+        return head_rule_facts(head.rule).moves and (rounds or self._gate.ledger.head_steps > 0)
+
     def _participation(self) -> list[dict[str, Any]]:
-        """How much of the run is each device's: its rounds, its rows that were beyond the bound on embeddings, the
-        share of its records that were clipped, and whether it sent test embeddings; zeros stand in their place if not.
+        """How much of the run is each device's: its rounds, how old its rows were when others' rounds used them, its
+        rows that were beyond the bound on embeddings, the share of its records that were clipped, and whether it sent
+        test embeddings; zeros stand in their place if not.
         """
         server, plan = self._server, self._gate.plan
         names = self._config.network.devices or [f"device {m}" for m in range(1, plan.M + 1)]
@@ -168,6 +207,7 @@ class Journal:
             {
                 "device": name,
                 "rounds": server.positions[i],
+                "mean_delay": server.delays.mean_of(i + 1),
                 "zeroed_rows": server.zeroed[i],
                 "clipped_share": round(server.clipped[i] / max(1, server.positions[i] * plan.B), 4),
                 "tested": i + 1 in self.tested,
@@ -198,7 +238,9 @@ class Journal:
             "test_accuracy": final.test_accuracy,
             "test_auc": final.test_auc,
             "test_loss": final.test_loss,
-            "private_head": msgspec.to_builtins(private),
+            "test_r2": final.test_r2,
+            "test_rmse": final.test_rmse,
+            "private_head": {**msgspec.to_builtins(private), "trained": self._head_trained()},
             **msgspec.to_builtins(self.meter),
             "targets": self.targets,
             "epsilon": told.epsilon,
@@ -229,7 +271,7 @@ def measured(records: ServerRecords | Dataset, output: torch.Tensor, y: torch.Te
     task = records.task
     test_loss = float(per_record_loss(task)(output, y).mean())
     if task == "regression":
-        return Metrics(None, None, test_loss)
+        return _of_numbers(records, output.squeeze(1).double(), y.double(), test_loss)
     if task == "classes":
         return Metrics(float((output.argmax(dim=1) == y).double().mean()), None, test_loss)
     score = output.squeeze(1)
@@ -238,8 +280,19 @@ def measured(records: ServerRecords | Dataset, output: torch.Tensor, y: torch.Te
     return Metrics(accuracy, _auc(y, score) if both else None, test_loss)
 
 
-def _auc(y: torch.Tensor, score: torch.Tensor) -> float:
-    from sklearn.metrics import roc_auc_score  # a second to import, and only binary tasks need it
+def _of_numbers(records: ServerRecords | Dataset, output: torch.Tensor, y: torch.Tensor, loss: float) -> Metrics:
+    """R^2, the explained share of the test labels' variance, and the root of the mean squared error in their units."""
+    squares, spread = float((output - y).square().mean()), float((y - y.mean()).square().mean())
+    return Metrics(None, None, loss, 1 - squares / spread if spread else None, records.unit * math.sqrt(squares))
 
-    ranked = score.nan_to_num(0.0)  # a head that diverged ranks nothing, which gives an area of one half
-    return float(roc_auc_score(y.cpu().numpy(), ranked.cpu().numpy()))
+
+def _auc(y: torch.Tensor, score: torch.Tensor) -> float:
+    """The area under the ROC curve by trapezoids: to the last bit that of scikit-learn, which is slow to import."""
+    ranked = score.nan_to_num(0.0).numpy(force=True)  # a head that diverged ranks nothing: an area of one half
+    order = np.argsort(-ranked, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(ranked[order])), len(ranked) - 1)  # equal scores are one step of the curve
+    right = np.cumsum(y.numpy(force=True)[order], dtype=np.float64)[ends]
+    wrong = 1 + ends - right
+    corner = np.append(True, np.append((np.diff(wrong, 2) != 0) | (np.diff(right, 2) != 0), True)[: len(ends) - 1])
+    up, along = (np.append(0.0, counts[corner] / counts[-1]) for counts in (right, wrong))
+    return float((np.diff(along) * (up[1:] + up[:-1]) / 2.0).sum())

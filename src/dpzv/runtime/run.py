@@ -6,23 +6,40 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data import catalogue
-from dpzv.data.dataset import Dataset, check
+from dpzv.data.dataset import Dataset, check, part_of
 from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.device_networks import Networks, make_networks
+from dpzv.runtime.device_view import ask_for_views
+from dpzv.runtime.fused import run_fused
+from dpzv.runtime.fused_kinds import refuse_unfusable
 from dpzv.runtime.journal import Observer
+from dpzv.runtime.rehearsal import rehearsed
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import Simulation
 
-__all__ = ["load_data", "resume", "run", "start"]
+__all__ = ["load_data", "load_whole", "resume", "run", "start"]
 
 
-def start(config: Config, path: Path, observe: Observer, max_seconds: float) -> dict[str, Any] | None:
-    """Run `config` in the new folder `path`; see `Simulation.run` for what comes back."""
-    data = load_data(config)
-    return run(config, data, partial(make_networks, config, data), path, observe, max_seconds)
+def start(
+    config: Config,
+    path: Path,
+    observe: Observer,
+    max_seconds: float,
+    *,
+    whole: Dataset | None = None,
+    record_view: bool = False,
+) -> dict[str, Any] | None:
+    """Run `config` in the new folder `path`; see `Simulation.run` for what comes back.
+
+    `whole` is what `load_whole` gives for `config`, where several runs share what one of them has read.
+    """
+    data = part_of(whole, config.data.devices, 0.0) if whole else load_data(config)
+    return run(config, data, partial(make_networks, config, data), path, observe, max_seconds, record_view)
 
 
 def resume(path: Path, observe: Observer, max_seconds: float) -> dict[str, Any] | None:
@@ -35,7 +52,7 @@ def resume(path: Path, observe: Observer, max_seconds: float) -> dict[str, Any] 
     data = load_data(config)
     simulation = Simulation(config, data, partial(make_networks, config, data), path)
     with simulation.opened(folder):
-        return simulation.run(observe, max_seconds)
+        return _go_on(config, simulation, observe, max_seconds)
 
 
 def run(
@@ -45,19 +62,41 @@ def run(
     path: Path,
     observe: Observer,
     max_seconds: float = float("inf"),
+    record_view: bool = False,
 ) -> dict[str, Any] | None:
-    """Run `config` on any data and networks, in the new folder `path`."""
+    """Run `config` on any data and networks, in the new folder `path`.
+
+    With `record_view` the folder also keeps what each device saw and holds.
+    """
     check(data)
     accelerator_of(config)  # refuses one that is not there
+    refuse_unfusable(config)
     simulation = Simulation(config, data, networks)  # refuses before anything is written
     folder = RunFolder.create(path, configuration.render(config))
+    if record_view:
+        ask_for_views(path)
     with simulation.opened(folder):
+        return _go_on(config, simulation, observe, max_seconds)
+
+
+def _go_on(config: Config, simulation: Simulation, observe: Observer, max_seconds: float) -> dict[str, Any] | None:
+    """Make the rounds of an open run one by one, or in blocks."""
+    if config.runtime.kind != "fused":
         return simulation.run(observe, max_seconds)
+    found = run_fused([simulation], observe, max_seconds)
+    return found[0] if found else None
+
+
+def load_whole(config: Config) -> Dataset:
+    """The records that a configuration names, with the columns of all devices, whichever of them it names."""
+    return load_data(replace(config, data=replace(config.data, devices=())))
 
 
 def load_data(config: Config) -> Dataset:
     """The records that a configuration names."""
     asked = config.data
+    if asked.parties:
+        return part_of(rehearsed(asked.parties, asked.name).data, asked.devices, asked.holdout)
     return catalogue.load(
         asked.name,
         asked.path,

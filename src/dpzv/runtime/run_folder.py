@@ -1,6 +1,6 @@
 """The run folder: what a run leaves behind, written so that nothing unfinished passes for finished.
 
-    config.toml  metrics.jsonl  transcript.jsonl  ledger.sqlite  checkpoint/  weights/  summary.json
+    config.toml  metrics.jsonl  transcript.jsonl  ledger.sqlite  checkpoint/  weights/  summary.json  (view/)
 
 `summary.json` is written last and atomically: its presence means finished. Only the owner may read these files.
 """
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dpzv import config as configuration
 from dpzv.config import Config
-from dpzv.durable import disk_errors, holding, make_folder, open_log, sweep, sync, write_atomically
+from dpzv.durable import disk_errors, holding, make_folder, make_zeros, open_log, sweep, sync, write_atomically
 from dpzv.errors import ConfigError
 from dpzv.runtime.agreement import changed
 from dpzv.validate import toml_of
@@ -42,7 +42,10 @@ class RunFolder:
         """A new folder; refuses one that already holds a run."""
         if (path / "config.toml").exists():
             state = "finished" if (path / "summary.json").exists() else "unfinished"
-            raise ConfigError(f"{path} already holds a {state} run; choose another --out, or `dpzv resume {path}`.")
+            raise ConfigError(
+                f"{path} already holds a {state} run; choose another folder for a new run. A run that was begun on the "
+                f"command line goes on by `dpzv resume {path}`."
+            )
         folder = cls(path)
         with disk_errors(path):
             make_folder(path)
@@ -55,6 +58,14 @@ class RunFolder:
         if not (path / "config.toml").is_file():
             raise ConfigError(f"{path} holds no run (no config.toml); give the folder of `dpzv train --out`.")
         return cls(path)
+
+    def scratch(self, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
+        """Zeros in a file of this folder that loses its `name` at once; the kernel may write out what is in it."""
+        path, mapped = self.path / name, (max(shape[0], 1), shape[1])  # an empty file cannot be mapped
+        make_zeros(path, 4 * mapped[0] * mapped[1])  # a float32 has 4 bytes
+        rows = np.memmap(path, np.float32, "r+", shape=mapped)
+        path.unlink()
+        return rows[: shape[0]]
 
     @classmethod
     def of_run(cls, path: Path, config: Config) -> Self:
@@ -75,7 +86,13 @@ class RunFolder:
     def config(self) -> Config:
         """The configuration that the run was started with."""
         path = self.path / "config.toml"
-        return configuration.parse(toml_of(path.read_bytes(), str(path)))
+        try:
+            return configuration.parse(toml_of(path.read_bytes(), str(path)))
+        except ConfigError as error:
+            raise ConfigError(
+                f"{path} must be what the run was started with, but it was changed or damaged ({error}); put back what "
+                "was there, or start a new run."
+            ) from None
 
     def __enter__(self) -> Self:
         sweep(self.path)  # whoever enters holds the ledger, so that nobody else writes here
@@ -113,6 +130,11 @@ class RunFolder:
     def tests(self) -> Path:
         """Where the last test embeddings are, once the devices have been told that the run is finished."""
         return self.path / "checkpoint" / "tests.safetensors"
+
+    @property
+    def untrained(self) -> Path:
+        """Where the embeddings of the devices as they started are, until the run is finished."""
+        return self.path / "checkpoint" / "untrained.safetensors"
 
     @property
     def finished(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 
@@ -17,7 +18,13 @@ from dpzv.privacy.planning import make_plan
 from dpzv.privacy.record_names import RecordNames
 from dpzv.rng import seed_of
 
-__all__ = ["Sizes", "device_plan", "named_parents", "noise_of", "plan_of", "sizes_of"]
+__all__ = ["NoiseSource", "Sizes", "device_plan", "named_parents", "noise_of", "plan_of", "sizes_of", "warn"]
+
+LOG = logging.getLogger("dpzv.plan")
+
+
+PASSES = 10
+"""Of each device over its records, where neither rounds nor passes are set."""
 
 
 class Sizes(Struct, frozen=True):
@@ -33,8 +40,7 @@ def sizes_of(config: Config, D: int, M: int) -> Sizes:
     """The sizes of a run over D records and M devices; T comes from `train.rounds` or from `train.passes`."""
     B, rounds, passes = config.train.B, config.train.rounds, config.train.passes
     if rounds is None:
-        assert passes is not None  # the configuration was refused otherwise
-        rounds = M * math.floor(passes * D / B)
+        rounds = M * math.floor((PASSES if passes is None else passes) * D / B)
     return Sizes(D, M, B, rounds)
 
 
@@ -83,6 +89,12 @@ def plan_of(config: Config, D: int, M: int, parents: tuple[ParentRun, ...] = ())
 def named_parents(config: Config, names: RecordNames, begun: Path | None) -> tuple[ParentRun, ...]:
     """The earlier runs that a configuration names, for a run on the records `names` that may be `begun` in a folder."""
     return parents_of([Path(folder) for folder in config.privacy.parents], names, begun)
+
+
+def warn(plan: PrivacyPlan) -> None:
+    """Tell whoever runs it what is weak about a plan, while nothing of its budget is spent yet."""
+    for warning in plan.warnings:
+        LOG.warning("%s", warning)
 
 
 def device_plan(config: Config, m: int, M: int, D: int) -> PrivacyPlan | None:

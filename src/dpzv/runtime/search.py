@@ -13,7 +13,7 @@ from dpzv.errors import ConfigError
 from dpzv.rng import numpy_generator
 from dpzv.validate import nearest
 
-__all__ = ["draw", "settings_text", "space_of", "tree_of", "with_parents"]
+__all__ = ["draw", "settings_text", "space_of", "tree_of", "with_changes", "with_parents"]
 
 Space = dict[str, list[Any]]
 """`section.key` and the values it may take."""
@@ -70,6 +70,23 @@ def tree_of(setting: Mapping[str, Any]) -> Tree:
     return tree
 
 
+def with_changes(settings: Mapping[str, Any], changes: Tree) -> dict[str, Any]:
+    """`settings` in which all methods have these `changes`, and none has another value for their keys."""
+    own: dict[str, Any] = {}
+    for name, sections in settings.items():
+        kept = {section: _without(values, changes.get(section, {})) for section, values in sections.items()}
+        own[name] = {section: values for section, values in kept.items() if values}
+    own["all"] = merge(own.get("all", {}), changes)
+    return own
+
+
+def _without(values: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` without the changed keys; the number of rounds has two, which displace each other."""
+    lengths = {"rounds", "passes"}
+    gone = {*changed, *(lengths if lengths & changed.keys() else ())}
+    return {key: value for key, value in values.items() if key not in gone}
+
+
 def with_parents(settings: Mapping[str, Any], parents: Sequence[str]) -> dict[str, Any]:
     """`settings` in which all methods have these earlier runs, and none has others."""
     own = {name: {**sections} for name, sections in settings.items()}
@@ -80,9 +97,21 @@ def with_parents(settings: Mapping[str, Any], parents: Sequence[str]) -> dict[st
     return own
 
 
-def settings_text(title: str, settings: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
-    """A settings file: `settings` with a reason on every line, by ``method.section.key``."""
+def settings_text(
+    title: str,
+    settings: Mapping[str, Any],
+    reasons: Mapping[str, str],
+    recipe: str = "",
+    trials: Mapping[str, int] = {},
+) -> str:
+    """A settings file: `settings` with a reason on every line, by ``method.section.key``.
+
+    Settings that were tuned say for which `recipe`, and by how many `trials` of each method.
+    """
     lines = [f"# {title}"]
+    if trials:
+        lines += ["", "[tuned]", f'recipe = "{recipe}"  # the recipe that these settings were tuned for']
+        lines += [f"{method} = {number}  # trials on held-out training records" for method, number in trials.items()]
     for name, sections in settings.items():
         for section, values in sections.items():
             lines += ["", f"[{name}.{section}]"]

@@ -25,8 +25,8 @@ from dpzv.privacy.plan import PrivacyPlan
 from dpzv.protocol.messages import CHUNK, Embeddings, Evaluation, Fill, Pending, Release
 from dpzv.runtime import checkpoint
 from dpzv.runtime.assemble_device import codec_of, schedules_of
-from dpzv.runtime.assemble_server import check_head, make_server
-from dpzv.runtime.journal import Journal
+from dpzv.runtime.assemble_server import check_head, make_server, whole
+from dpzv.runtime.journal import Journal, Untrained
 from dpzv.runtime.opening import open_gate
 from dpzv.runtime.run_folder import RunFolder
 
@@ -209,8 +209,11 @@ class ServerRun:
         return self.server.t >= self.plan.T
 
     def evaluate(self, tests: list[Evaluation], virtual_seconds: float) -> None:
-        """Measure the head in the loop on the devices' test embeddings."""
-        self.journal.evaluate(self._test_rows(tests), virtual_seconds)
+        """Measure the head in the loop on the devices' test embeddings; the first of them are kept for `finish`."""
+        rows = self._test_rows(tests)
+        if not self.begun:
+            self._keep_untrained(rows, {message.m for message in tests})
+        self.journal.evaluate(rows, virtual_seconds)
         self.evaluation_due = False
 
     def save(self, beside: checkpoint.Simulated | None = None) -> None:
@@ -246,9 +249,30 @@ class ServerRun:
     def finish(self, tests: list[Evaluation], virtual_seconds: float) -> dict[str, Any]:
         """Fit the final head on the table, and write weights and summary: the run is finished, and its ledger ended."""
         self.journal.tested = {message.m for message in tests}
-        summary = self.journal.finish(self._test_rows(tests), virtual_seconds)
+        kept, untrained = self.folder.untrained, None
+        if kept.exists():
+            untrained = checkpoint.load_untrained(kept, self.config.runtime.accelerator)
+        summary = self.journal.finish(self._test_rows(tests), virtual_seconds, self._whole_table, untrained)
         self.ledger.end()  # only now: an ended run could not go on after a crash before its summary
+        kept.unlink(missing_ok=True)
         return summary
+
+    def _keep_untrained(self, rows: torch.Tensor, tested: set[int]) -> None:
+        """Keep what the devices' first weights give, if a head that stays here can be fitted to it in the end.
+
+        It is fitted then and not now: nothing that a device could notice, not even the time of the first round, may
+        depend on a fit without noise.
+        """
+        config, kept = self.config, self.folder.untrained
+        if self.plan.T and config.table.start == "fill" and len(tested) == self.plan.M:
+            table = self._whole_table() if config.head.final != "private" else None
+            if table is not None and not _alike(table):
+                checkpoint.save_untrained(kept, Untrained(table, rows))
+                return
+        kept.unlink(missing_ok=True)
+
+    def _whole_table(self) -> torch.Tensor:
+        return whole(self.server.table, self.config.table.path)
 
     def missed(self, m: int, position: int) -> Iterator[Release]:
         """The releases that device m, whose weights are at `position`, has not applied yet; more may come meanwhile.
@@ -293,3 +317,8 @@ class ServerRun:
             if t > known:
                 self.folder.transcript(t, m, Delta, digest)
                 server.t, server.positions[m - 1], server.times[m - 1] = t, position + 1, t
+
+
+def _alike(rows: torch.Tensor) -> bool:
+    """Whether all rows are the same, so that no head could tell records apart: weights that start at zero give that."""
+    return all(bool((rows[at : at + CHUNK] == rows[0]).all()) for at in range(0, len(rows), CHUNK))

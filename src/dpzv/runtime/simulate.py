@@ -7,7 +7,7 @@ server sees exactly what it would see there.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,15 @@ import torch
 
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset, ServerRecords
-from dpzv.durable import write_tensors
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
 from dpzv.runtime.assemble_device import make_device, uplink_of
-from dpzv.runtime.checkpoint import Simulated
+from dpzv.runtime.checkpoint import Simulated, save_weights
 from dpzv.runtime.clock import VirtualClock, speeds_of
 from dpzv.runtime.device_networks import Networks
+from dpzv.runtime.device_view import view_logs
 from dpzv.runtime.journal import Observer
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import named_parents, noise_of, plan_of, sizes_of
+from dpzv.runtime.run_plan import NoiseSource, named_parents, noise_of, plan_of, sizes_of, warn
 from dpzv.runtime.server_run import ServerRun
 
 __all__ = ["Simulation"]
@@ -38,9 +38,16 @@ class Simulation:
 
     server_run: ServerRun
 
-    def __init__(self, config: Config, data: Dataset, networks: Networks, begun: Path | None = None) -> None:
-        """`begun` is the folder of a run that is to go on."""
-        self._config, self._data, self._noise = config, data, noise_of(config)
+    def __init__(
+        self,
+        config: Config,
+        data: Dataset,
+        networks: Networks,
+        begun: Path | None = None,
+        noise: NoiseSource | None = None,
+    ) -> None:
+        """`begun` is the folder of a run that is to go on; `noise` replaces that of the configuration, for audits."""
+        self._config, self._data, self._noise = config, data, noise or noise_of(config)
         parents = named_parents(config, data.names, begun)
         self._plan = plan_of(config, len(data.y_train), len(data.x_train), parents)
         self._speeds = speeds_of(config, self._plan.M)
@@ -54,7 +61,7 @@ class Simulation:
         self.devices = [device for device, _ in made]
         self._widths = tuple(width for _, width in made)
         outputs = data.n_classes if data.task == "classes" else 1
-        names = data.fingerprint, data.names
+        names = data.fingerprint, data.names, data.unit
         self._records = ServerRecords(data.name, data.task, outputs, data.y_train, data.y_test, *names)
         ServerRun.refuse(config, self._records, self._widths)
 
@@ -62,10 +69,14 @@ class Simulation:
     def opened(self, folder: RunFolder) -> Iterator[None]:
         """Inside the block the run is open in `folder`, at its start or where it was interrupted."""
         with ServerRun(self._config, self._records, self._widths, self._plan, self._noise, folder) as self.server_run:
-            self._clock = self._started_clock()
-            self._beside = Simulated(self.devices, self._clock)
+            self.clock = self._started_clock()
+            self._beside = Simulated(self.devices, self.clock)
             self.server_run.restore(self._beside)
-            yield
+            run = self.server_run
+            logs = view_logs(folder.path, self.devices, self._widths, run.plan, run.server.method, begun=run.begun)
+            with ExitStack() as stack:
+                self.views = [stack.enter_context(log) for log in logs]
+                yield
 
     def run(self, observe: Observer, max_seconds: float = float("inf")) -> dict[str, Any] | None:
         """Run to the end and return the summary, or `None` if the observer stopped the run (resumable).
@@ -73,31 +84,32 @@ class Simulation:
         After `max_seconds` no further round is begun; the final head and the summary follow as usual.
         """
         run, journal = self.server_run, self.server_run.journal
-        if not run.begun:
-            if self._config.table.start == "fill":
-                self._fill(observe)
-            run.evaluate(self._tests(), self._clock.seconds)
-            run.save(self._beside)
-            run.begun = True
+        self.begin(observe)
         while not run.done and journal.seconds < max_seconds:
             self.round()
             if run.evaluation_due:
-                run.evaluate(self._tests(), self._clock.seconds)
+                self.evaluate()
             if run.checkpoint_due:
-                self.server_run.save(self._beside)
+                self.save()
             if not observe(journal.snapshot("rounds")):
-                self.server_run.save(self._beside)
+                self.save()
                 return None
-        if run.plan.T == 0:
-            run.train_head_alone()
-        observe(journal.snapshot("final head"))
-        return self._finish()
+        return self.finish(observe)
+
+    def begin(self, observe: Observer) -> None:
+        """Fill the table, evaluate and write the first checkpoint, unless the run is begun already."""
+        run = self.server_run
+        if not run.begun:
+            warn(run.plan)
+            if self._config.table.start == "fill":
+                self._fill(observe)
+            self.evaluate()
+            self.save()
+            run.begun = True
 
     def round(self) -> None:
         """One round: the next device in virtual time that has one left sends its batch, and the server answers it."""
-        run = self.server_run
-        while not run.has_round(m := self._clock.next().m):
-            pass  # this device has had all its rounds, and does not come back
+        run, m = self.server_run, self.next_device()
         device, codec = self.devices[m - 1], run.codecs[m - 1]
         frame = codec.encode(device.upload())
         message = codec.decode(frame)
@@ -108,7 +120,33 @@ class Simulation:
         release = codec.decode(opened.answer)
         assert isinstance(release, Release)
         device.receive(release)
-        self._clock.answered(m, device.position)
+        if self.views:
+            self.views[m - 1].keep(message, release)
+        self.clock.answered(m, device.position)
+
+    def next_device(self) -> int:
+        """The device whose batch arrives next; one that has had all its rounds does not come back."""
+        while not self.server_run.has_round(m := self.clock.next().m):
+            pass
+        return m
+
+    def evaluate(self) -> None:
+        """Measure the head in the loop on the test records."""
+        self.server_run.evaluate(self._tests(), self.clock.seconds)
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        self.server_run.save(self._beside)
+
+    def finish(self, observe: Observer) -> dict[str, Any]:
+        """Write the devices' weights, then let the server end the run."""
+        run = self.server_run
+        if run.plan.T == 0:
+            run.train_head_alone()
+        observe(run.journal.snapshot("final head"))
+        self.save()
+        save_weights(run.folder.path / "weights", self._beside)
+        return run.finish(self._tests(), self.clock.seconds)
 
     def _fill(self, observe: Observer) -> None:
         run = self.server_run
@@ -132,14 +170,6 @@ class Simulation:
                 assert isinstance(received, Evaluation)
                 messages.append(received)
         return messages
-
-    def _finish(self) -> dict[str, Any]:
-        """Write the devices' weights, then let the server end the run."""
-        self.server_run.save(self._beside)
-        for device in self.devices:
-            path = self.server_run.folder.path / "weights" / f"device-{device.m}.safetensors"
-            write_tensors(path, device.method.network.state_dict(), {})
-        return self.server_run.finish(self._tests(), self._clock.seconds)
 
     def _started_clock(self) -> VirtualClock:
         """The clock at its start; it knows the bytes up and down of one batch of each device, without framing."""

@@ -13,6 +13,7 @@ Not for concurrent use: two threads must not evaluate one module at the same tim
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -27,6 +28,8 @@ __all__ = ["momentum_step", "perturbed", "step", "two_point"]
 
 
 FLOAT32 = torch.finfo(torch.float32).max
+
+PARAMETER = operator.attrgetter("parameter")
 
 
 def two_point(module: nn.Module, x: Tensor, u: Direction, lam: float) -> tuple[Tensor, Tensor]:
@@ -121,7 +124,7 @@ def _add(tensors: list[Tensor], u: Direction, factor: float) -> None:
     factor = factor if abs(factor) <= FLOAT32 else math.copysign(math.inf, factor)  # torch refuses a larger one
     for block in u.layout.blocks:
         if block.shared:
-            some = [tensors[piece.parameter] for piece in block.pieces]
+            some = list(map(tensors.__getitem__, map(PARAMETER, block.pieces)))
             torch._foreach_add_(some, u.shared(block), alpha=factor)
             continue
         piece, tensor = block.pieces[0], tensors[block.pieces[0].parameter]

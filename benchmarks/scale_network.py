@@ -1,0 +1,252 @@
+"""Scale with a real server and real devices over TLS on loopback: ten million records, and fifty devices.
+
+The server is in this process. Four devices have a process each, fifty share two. For records, a run over 60,000 of them
+comes before and after the one over ten million, and all records are predicted in the end. Memory is what a process
+holds for itself (`RssAnon`), at its peak from the start to the end of training or prediction.
+
+    python -m benchmarks.scale_network            all rows, with 10 million records
+    python -m benchmarks.scale_network 1000000    fewer records, to try it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.bar import Row, table
+from benchmarks.scale_records import sampled
+from dpzv import config as configuration
+from dpzv.config import Config
+from dpzv.network.alignment_state import LabelRecords
+from dpzv.network.device_party import DeviceParty
+from dpzv.network.feature_records import FeatureRecords
+from dpzv.network.grpc_transport import GrpcConnector, GrpcListener
+from dpzv.network.keyfiles import Credentials, create_authority, issue_party
+from dpzv.network.predict import Predictor
+from dpzv.network.server_party import ServerParty
+from dpzv.runtime.run_folder import RunFolder
+
+__all__ = ["rows"]
+
+SMALL, LARGE = 60_000, 10_000_000
+COLUMNS, TESTS = 4, 1000
+FOLDER = "."  # on a disk: a folder in memory would hold the mapped table there
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A federation: `D` records, `M` devices in `processes`, embeddings of `E` numbers; with `E` = 1 the head adds."""
+
+    D: int
+    M: int
+    E: int
+    processes: int
+    rounds: int
+
+    @property
+    def names(self) -> list[str]:
+        return [f"device-{m}" for m in range(1, self.M + 1)]
+
+    def config(self, folder: Path) -> Config:
+        """The run's configuration; the table is mapped from a file."""
+        head = {"model": "sum"} if self.E == 1 else {"hidden": 128}
+        return configuration.parse(
+            {
+                "data": {"name": "made up", "holdout": TESTS / self.D},
+                "devices": {"model": "linear", "embedding": self.E},
+                "train": {"rounds": self.rounds, "B": 512, "eval_every": 10**9},
+                "head": {"rule": "frozen", "final": "private", **head},
+                "noise": {"source": "seeded"},
+                "privacy": {"delta_dp": 1e-8},
+                "table": {"path": str(folder / "table")},
+                "network": {"devices": self.names, "order": "turns"},
+                "runtime": {"kind": "network", "threads": 1, "checkpoint_seconds": 1e9},
+            }
+        )
+
+    def hashes(self) -> NDArray[np.uint8]:
+        """The hashed ids of all parties, in one order; alignment sorts them all the same."""
+        return np.random.default_rng(0).integers(0, 256, (self.D, 16), np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What a process of devices is told to do."""
+
+    case: _Case
+    devices: tuple[int, ...]
+    port: int
+    folder: Path
+
+
+class _Server(ServerParty):
+    @property
+    def rounds(self) -> int:
+        return self._run.server.t if self._run is not None else 0
+
+
+def _credentials(folder: Path, name: str) -> Credentials:
+    return Credentials(folder / name / f"{name}.crt", folder / name / f"{name}.key", folder / name / "ca.crt")
+
+
+async def _take_part(asked: _Order, parties: dict[int, DeviceParty]) -> None:
+    """Let devices take part until the server says that it is over."""
+    at = f"127.0.0.1:{asked.port}"
+    names = {m: _credentials(asked.folder, f"device-{m}") for m in parties}
+    await asyncio.gather(*(party.run(GrpcConnector(at, names[m], "server")) for m, party in parties.items()))
+
+
+def _devices(orders: Connection) -> None:
+    """Run the devices of one process, order after order, and answer each with the peak of the process's memory."""
+    torch.set_num_threads(1)
+    parties: dict[int, DeviceParty] = {}
+    while (asked := orders.recv()) is not None:
+        case, folder = asked.case, asked.folder
+        with sampled() as peak:
+            if not parties:  # the same devices take part in training and in prediction
+                config = case.config(folder)
+                for m in asked.devices:
+                    x = np.random.default_rng(m).standard_normal((case.D, COLUMNS), np.float32)
+                    parties[m] = DeviceParty(config, FeatureRecords(case.hashes(), x), folder / f"run-{m}")
+            asyncio.run(_take_part(asked, parties))
+        orders.send(max(peak))
+
+
+class _Federation:
+    """The parties of a case: their keys, and the processes of the devices."""
+
+    def __init__(self, case: _Case, above: Path, stack: ExitStack) -> None:
+        self.case = case
+        self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=above)))
+        create_authority(self.folder / "ca", 20)
+        for name in ("server", *case.names):
+            issue_party(self.folder / "ca", name, self.folder / name, None, 10)
+        context, self._pipes = multiprocessing.get_context("spawn"), list[Connection]()
+        for _ in range(case.processes):
+            here, there = context.Pipe()
+            process = context.Process(target=_devices, args=(there,), daemon=True)
+            process.start()
+            stack.callback(process.join)
+            stack.callback(here.send, None)
+            self._pipes.append(here)
+        y = np.random.default_rng(9).integers(0, 2, case.D)
+        self._labels = LabelRecords(case.hashes(), y, "binary", 2, "made up", "a key")
+
+    async def _with_devices(self, listener: GrpcListener, serving: asyncio.Task[Any]) -> int:
+        """Let the devices take part in what is served, and return the largest peak of their processes."""
+        while not listener.port:
+            if serving.done():
+                serving.result()
+            await asyncio.sleep(0.01)
+        M, n = self.case.M, len(self._pipes)
+        for i, pipe in enumerate(self._pipes):
+            pipe.send(_Order(self.case, tuple(range(1 + i, M + 1, n)), listener.port, self.folder))
+        peaks: list[int] = [await asyncio.to_thread(pipe.recv) for pipe in self._pipes]
+        await serving
+        return max(peaks)
+
+    async def train(self) -> tuple[float, int, int]:
+        """Train, and return the seconds of a round and the peaks of the server's and of a device's memory."""
+        began, config = time.perf_counter(), self.case.config(self.folder)
+        with sampled() as own:
+            run = RunFolder.create(self.folder / "run", configuration.render(config))
+            server, listener = _Server(config, self._labels, run), self._listener()
+            serving = asyncio.create_task(server.run(listener))
+            watching = asyncio.create_task(self._pace(server, serving))
+            theirs = await self._with_devices(listener, serving)
+            seconds = await watching
+        took = time.perf_counter() - began
+        print(
+            f"network: D={self.case.D:,}, M={self.case.M}: {1e3 * seconds:.2f} ms a round, {took:.0f} s in all, "
+            f"server {max(own) / 2**30:.2f} GiB, largest process of devices {theirs / 2**30:.2f} GiB",
+            file=sys.stderr,
+        )
+        return seconds, max(own), theirs
+
+    async def predict(self) -> tuple[int, int]:
+        """Predict all records, and return the peaks of the server's and of a device's memory."""
+        began, config = time.perf_counter(), self.case.config(self.folder)
+        with sampled() as own:
+            run, listener = RunFolder.existing(self.folder / "run"), self._listener()
+            predictor = Predictor(config, self._labels, run, self.case.hashes)
+            serving = asyncio.create_task(predictor.run(listener, 600))
+            theirs = await self._with_devices(listener, serving)
+            assert len(serving.result()) == self.case.D
+        took = time.perf_counter() - began
+        print(f"network: {self.case.D:,} records are predicted in {took:.0f} s", file=sys.stderr)
+        return max(own), theirs
+
+    async def _pace(self, server: _Server, serving: asyncio.Task[Any]) -> float:
+        """Seconds of a round, between a tenth and nine tenths of all rounds."""
+        seen = []
+        for share in (0.1, 0.9):
+            while server.rounds < share * self.case.rounds:
+                if serving.done():
+                    serving.result()
+                await asyncio.sleep(0.002)
+            seen.append((time.perf_counter(), server.rounds))
+        (start, first), (end, last) = seen
+        return (end - start) / (last - first)
+
+    def _listener(self) -> GrpcListener:
+        return GrpcListener("127.0.0.1:0", _credentials(self.folder, "server"))
+
+
+def _trained(case: _Case, above: Path) -> float:
+    with ExitStack() as stack:
+        return asyncio.run(_Federation(case, above, stack).train())[0]
+
+
+def _records(D: int, above: Path) -> list[Row]:
+    few = _Case(SMALL, 4, 16, 4, 1600)
+    before = _trained(few, above)
+    with ExitStack() as stack:
+        many = _Federation(_Case(D, 4, 16, 4, 1600), above, stack)
+        seconds, server, device = asyncio.run(many.train())
+        gc.collect()  # a prediction is another process of the server's operator, which has nothing left of the run
+        predicting = asyncio.run(many.predict())
+    after = _trained(few, above)
+    gib = [peak / 2**30 for peak in (server, device, *predicting)]
+    name = f"network, D={D:,}"
+    return [
+        Row(f"{name}: a round over one with {SMALL:,} records", 2 * seconds / (before + after), 1.3),
+        Row(f"{name}: anonymous memory of the server in training, GiB", gib[0], 2.0),
+        Row(f"{name}: anonymous memory of a device in training, GiB", gib[1], 2.0),
+        Row(f"{name}: anonymous memory of the server in prediction, GiB", gib[2], 2.0),
+        Row(f"{name}: anonymous memory of a device in prediction, GiB", gib[3], 2.0),
+    ]
+
+
+def _many(above: Path) -> list[Row]:
+    """Five devices and fifty, in the same number of processes and with the same number of rounds, in turn."""
+    taken: dict[int, list[float]] = {5: [], 50: []}
+    for _ in range(3):
+        for M, seconds in taken.items():
+            seconds.append(_trained(_Case(6000, M, 1, 2, 2000), above))
+    few, many = (statistics.median(seconds) for seconds in taken.values())
+    return [Row("network: a round with 50 devices over one with 5, a head that adds", many / few, 1.3)]
+
+
+def rows(D: int = LARGE) -> list[Row]:
+    """Time and memory with ten million records, and the time of a round with fifty devices."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir=FOLDER) as name:
+        return _many(Path(name)) + _records(D, Path(name))
+
+
+if __name__ == "__main__":
+    print(table(rows(*map(int, sys.argv[1:]))))

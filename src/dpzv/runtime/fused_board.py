@@ -1,0 +1,56 @@
+"""The tables, labels and batches of several runs in one tensor each, and the numbers in which the runs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from dpzv.errors import ConfigError
+from dpzv.runtime.fused_round import Knobs
+from dpzv.runtime.fused_tape import Board
+from dpzv.runtime.simulate import Simulation
+from dpzv.sensitivity import euclidean_clip
+
+__all__ = ["board_of", "knobs_of"]
+
+
+def board_of(simulations: Sequence[Simulation]) -> Board:
+    """What the servers hold. Their tables become views of one tensor, so that nothing is stored or copied twice."""
+    first = simulations[0].server_run
+    stored = [simulation.server_run.server.table.h for simulation in simulations]
+    tables = torch.stack([table for table in stored if isinstance(table, torch.Tensor)])
+    walks = []
+    for simulation, table in zip(simulations, tables, strict=True):
+        run = simulation.server_run
+        if not torch.equal(run.server.y_train, first.server.y_train):
+            raise ConfigError("runs that advance together must be on the same records; run them one by one.")
+        run.server.table.h = table
+        walks += [np.concatenate([schedule.order, schedule.order[: schedule.B]]) for schedule in run.schedules]
+    walk = torch.from_numpy(np.concatenate(walks)).to(tables.device, torch.int64)
+    return Board(tables.flatten(0, 1), first.server.y_train, walk, len(simulations), first.plan.D)
+
+
+def knobs_of(simulations: Sequence[Simulation]) -> Knobs:
+    """The numbers in which the runs may differ, and those that they share."""
+    first, accelerator = simulations[0].server_run, simulations[0].server_run.server.table.h.device
+    configs = [simulation.server_run.config for simulation in simulations]
+    K = first.server.method.K
+
+    def numbers(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=accelerator)
+
+    lams = [config.train.lam for config in configs]
+    return Knobs(
+        C=numbers([euclidean_clip(simulation.server_run.server.method.C, K) for simulation in simulations]),
+        C_h=numbers([config.privacy.C_h for config in configs]),
+        lam_0=numbers([lam[0] if isinstance(lam, tuple) else lam for lam in lams]),
+        momentum=numbers([config.train.momentum for config in configs]),
+        momentum_0=numbers([config.head.momentum for config in configs]),
+        C_0=numbers([config.head.C_0 for config in configs]),
+        B=first.plan.B,
+        head_rule=first.config.head.rule,
+        losses_back=first.server.method.C == float("inf"),
+        head_batch=first.plan.head_batch,
+    )

@@ -1,0 +1,72 @@
+"""Runs of a sweep in one process, which advance together: ``python -m dpzv.runtime.fused_grid FILE FOLDER ...``.
+
+`grid.py` starts it for runs that are alike. Each has a configuration file and a folder; one that was begun goes on.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections import defaultdict
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from dpzv import config as configuration
+from dpzv.config import Config
+from dpzv.errors import DpzvError
+from dpzv.runtime.accelerator import accelerator_of
+from dpzv.runtime.device_networks import make_networks
+from dpzv.runtime.fused import run_fused
+from dpzv.runtime.journal import Snapshot
+from dpzv.runtime.run import load_data
+from dpzv.runtime.run_folder import RunFolder
+from dpzv.runtime.simulate import Simulation
+
+__all__ = ["main", "run_together"]
+
+
+def run_together(runs: list[tuple[Config, Path]]) -> bool:
+    """Run all that are not finished to their end; false if a signal stopped them, which can then be resumed.
+
+    Runs that were interrupted after different numbers of rounds go on one group after the other.
+    """
+    stopped: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: stopped.append(number))
+
+    def observe(snapshot: Snapshot) -> bool:
+        return not stopped
+
+    with ExitStack() as stack:
+        groups: dict[int, list[Simulation]] = defaultdict(list)
+        accelerator_of(runs[0][0])
+        data = load_data(runs[0][0])
+        for config, place in runs:
+            begun = (place / "config.toml").exists()
+            folder = RunFolder.existing(place) if begun else None
+            if folder is not None and folder.finished:
+                continue
+            networks = partial(make_networks, config, data)
+            simulation = Simulation(config, data, networks, place if begun else None)
+            folder = folder or RunFolder.create(place, configuration.render(config))
+            stack.enter_context(simulation.opened(folder))
+            groups[simulation.server_run.server.t].append(simulation)
+        return all(run_fused(group, observe) is not None for group in groups.values())
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0 when all runs are finished, 130 if they were stopped, and that of an error otherwise."""
+    files, folders = arguments[::2], arguments[1::2]
+    try:
+        configs = [configuration.parse(msgspec.toml.decode(Path(file).read_bytes())) for file in files]
+        return 0 if run_together(list(zip(configs, map(Path, folders), strict=True))) else 130
+    except DpzvError as error:
+        sys.stderr.write(f"dpzv: {error}\n")
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""The squared norm of the loss's gradient along a run: what Theorem 1 of the paper bounds on average over the rounds.
+
+The gradient is that of the mean loss over all training records in all weights, devices' and head's, computed by
+backpropagation in one place. The run itself is an ordinary simulated one, and sees nothing of it.
+
+    python -m dpzv.runtime.gradient_norm CONFIG.toml FOLDER
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from dpzv import config as configuration
+from dpzv.config import Config
+from dpzv.data.dataset import Dataset
+from dpzv.durable import make_folder, write_atomically
+from dpzv.errors import DpzvError
+from dpzv.models.losses import labels_of, per_record_loss
+from dpzv.runtime.accelerator import accelerator_of
+from dpzv.runtime.device_networks import make_networks
+from dpzv.runtime.run import load_data
+from dpzv.runtime.run_folder import RunFolder
+from dpzv.runtime.simulate import Simulation
+
+__all__ = ["main", "squared_norm"]
+
+CHUNK = 4096
+"""Records whose gradient is computed at once."""
+
+
+def squared_norm(simulation: Simulation, data: Dataset, place: str) -> tuple[float, float]:
+    """The mean loss over all training records and the squared norm of its gradient, at the present weights."""
+    networks = [device.method.network for device in simulation.devices]
+    head = simulation.server_run.server.method.head
+    weights = [w for part in (head, *networks) for w in part.parameters()]
+    needs = [w.requires_grad for w in weights]
+    for w in weights:
+        w.requires_grad_(True)
+    loss, y = per_record_loss(data.task), labels_of(data.y_train, data.task, place)
+    total, sums = 0.0, [torch.zeros_like(w) for w in weights]
+    for start in range(0, len(y), CHUNK):
+        rows = slice(start, start + CHUNK)
+        inputs = [
+            network(torch.from_numpy(x[rows]).to(place)) for network, x in zip(networks, data.x_train, strict=True)
+        ]
+        value = loss(head(torch.cat(inputs, dim=1)), y[rows]).sum()
+        for sum_, gradient in zip(sums, torch.autograd.grad(value, weights, allow_unused=True), strict=True):
+            if gradient is not None:
+                sum_ += gradient
+        total += float(value.detach())
+    for w, need in zip(weights, needs, strict=True):
+        w.requires_grad_(need)
+    return total / len(y), sum(float((sum_ / len(y)).double().square().sum()) for sum_ in sums)
+
+
+def _watched(config: Config, data: Dataset) -> dict[str, Any]:
+    """Run `config` and look at the gradient before the first round, at every evaluation, and after the last round."""
+    place = str(accelerator_of(config))
+    simulation = Simulation(config, data, partial(make_networks, config, data))
+    lines: list[dict[str, float]] = []
+
+    def look(t: int) -> None:
+        value, norm = squared_norm(simulation, data, place)
+        lines.append({"round": t, "train_loss": value, "squared_norm": norm})
+
+    def observe(snapshot: Any) -> bool:
+        if snapshot.stage == "rounds" and (snapshot.t % config.train.eval_every == 0 or snapshot.t == snapshot.T):
+            look(snapshot.t)
+        return True
+
+    with tempfile.TemporaryDirectory() as scratch, simulation.opened(RunFolder.create(Path(scratch) / "run", "")):
+        look(0)
+        summary = simulation.run(observe)
+        networks = [device.method.network for device in simulation.devices]
+        sizes = [sum(w.numel() for w in network.parameters() if w.requires_grad) for network in networks]
+        d_0 = sum(w.numel() for w in simulation.server_run.server.method.head.parameters())
+    assert summary is not None
+    return {**summary, "gradient": lines, "d_0": d_0, "d_m": max(sizes), "d": d_0 + sum(sizes), "M": len(sizes)}
+
+
+def main(file: Path, folder: Path) -> None:
+    """Run the configuration in `file`, and leave a summary with the gradient's norms in `folder`."""
+    config = configuration.parse(msgspec.toml.decode(file.read_bytes()))
+    short = msgspec.structs.replace(config, head=msgspec.structs.replace(config.head, final="private"))
+    found = _watched(short, load_data(config))
+    make_folder(folder)
+    write_atomically(folder / "config.toml", configuration.render(config).encode())
+    write_atomically(folder / "summary.json", msgspec.json.encode(_finite(found)))
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: such a figure becomes `None`."""
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    except DpzvError as error:
+        sys.stderr.write(f"dpzv: {error}\n")
+        sys.exit(error.exit_code)

@@ -1,0 +1,103 @@
+"""A strong simple model of each kind of records, joined and without privacy: what any other figure should be held to.
+
+Token ids: logistic regression on tf-idf of word pieces and pairs of them. Pixels: a linear model on principal
+components. Tables: boosted trees. Nothing is chosen by looking at test records; penalties are fixed.
+
+    python -m dpzv.runtime.plain_models CONFIG.toml FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dpzv import config as configuration
+from dpzv.config import Config
+from dpzv.data.dataset import Dataset
+from dpzv.durable import make_folder, write_atomically
+from dpzv.errors import ConfigError, DpzvError
+from dpzv.runtime.run import load_data
+
+__all__ = ["main", "plain_model"]
+
+COMPONENTS = 128
+"""The most principal components that are kept."""
+
+SEED = 0
+
+
+def plain_model(data: Dataset) -> tuple[str, float]:
+    """The name of the model that suits the records, and its accuracy on the test records."""
+    if data.task == "regression":
+        raise ConfigError("the simple models predict classes, got a regression; choose a data set with classes.")
+    x_train, x_test = (np.concatenate(parts, axis=1) for parts in (data.x_train, data.x_test))
+    if x_train.dtype == np.int32:
+        name, model = "logistic regression on tf-idf of word pieces", _of_tokens()
+        x_train, x_test = _words(x_train), _words(x_test)
+    elif x_train.dtype == np.float32 and data.task == "binary":
+        name, model = "boosted trees", _of_tables()
+    else:
+        name, model = "linear model on principal components", _of_pixels(x_train.shape)
+    model.fit(x_train, data.y_train)
+    return name, float(model.score(x_test, data.y_test))
+
+
+def _words(ids: NDArray[Any]) -> Any:
+    """Token ids as texts of numbers, without the padding, for a model that counts words."""
+    return np.array([" ".join(str(token) for token in row if token > 0) for row in ids], dtype=object)
+
+
+def _of_tokens() -> Any:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    counted = TfidfVectorizer(token_pattern=r"\S+", ngram_range=(1, 2), min_df=2, sublinear_tf=True)
+    return make_pipeline(counted, LogisticRegression(C=10.0, max_iter=1000))
+
+
+def _of_pixels(shape: tuple[int, ...]) -> Any:
+    from sklearn.decomposition import PCA
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    kept = PCA(min(COMPONENTS, *shape), random_state=SEED)
+    return make_pipeline(kept, StandardScaler(), LogisticRegression(max_iter=200))
+
+
+def _of_tables() -> Any:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    return HistGradientBoostingClassifier(random_state=SEED)
+
+
+def _summary(config: Config) -> dict[str, Any]:
+    began = time.monotonic()
+    data = load_data(config)
+    name, accuracy = plain_model(data)
+    seconds = round(time.monotonic() - began, 3)
+    return {"schema": 1, "method": name, "test_accuracy": accuracy, "seconds": seconds, "data": {"name": data.name}}
+
+
+def main(file: Path, folder: Path) -> None:
+    """Fit the model to the records of the configuration in `file`, and leave a summary in `folder`."""
+    config = configuration.parse(msgspec.toml.decode(file.read_bytes()))
+    summary = _summary(config)
+    make_folder(folder)
+    write_atomically(folder / "config.toml", configuration.render(config).encode())
+    write_atomically(folder / "summary.json", msgspec.json.encode(summary))
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    except DpzvError as error:
+        sys.stderr.write(f"dpzv: {error}\n")
+        sys.exit(error.exit_code)
