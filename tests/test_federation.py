@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
+import dpzv
 from dpzv import Federation
-from dpzv.errors import ConfigError
+from dpzv.errors import ConfigError, DpzvError
 from dpzv.rng import numpy_generator, torch_generator
+from dpzv.runtime.journal import Snapshot
 
 QUICK = {
     "train.rounds": np.int64(4),  # numbers of numpy are numbers
@@ -26,6 +29,7 @@ QUICK = {
     "head.hidden": 8,
     "runtime.threads": 1,
 }
+PLAIN = QUICK | {"head.rule": "frozen"}  # a private head takes seconds to plan
 TASKS = {"binary": 0, "classes": 3, "regression": 0}
 
 
@@ -89,6 +93,100 @@ def test_fit_predict_and_summary_for_every_task(task: str, tmp_path: Path) -> No
     assert (summary["test_auc"] is None) == (task != "binary")
     assert (summary["test_accuracy"] is None) == (task == "regression")
     assert (tmp_path / "run" / "summary.json").is_file()
+    second = Federation(nets(), xs, labels(task, xs), task=task, n_classes=TASKS[task])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="already holds a finished run; choose another folder") as refused:
+        second.fit(QUICK, out=tmp_path / "run")
+    assert "--" not in str(refused.value)  # Python has no options
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_saved_federation_predicts_the_same_and_nothing_is_pickled(task: str, tmp_path: Path) -> None:
+    xs, new = columns(), columns(50, seed=1)
+    federation = Federation(nets(), xs, labels(task, xs), task=task, n_classes=TASKS[task])  # type: ignore[arg-type]
+    federation.fit(PLAIN, out=tmp_path / "run").save(tmp_path / "saved")
+    for folder in ("run", "saved"):
+        others = [nn.Linear(4, 5), nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))]
+        loaded = Federation.load(tmp_path / folder, others)
+        assert np.array_equal(loaded.predict(new), federation.predict(new))
+        assert loaded.summary() == federation.summary()
+        assert loaded.epsilon_spent == federation.epsilon_spent
+        with pytest.raises(ConfigError, match="has no records, got a fit; make a new one"):
+            loaded.fit(QUICK)
+        loaded.save(tmp_path / f"{folder}-again")
+    files = [path for path in (tmp_path / "run-again").rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".safetensors", ".json"}
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}  # the final head may not leave
+    with pytest.raises(ConfigError, match=r"saved in a new folder, got .*saved, which has content"):
+        federation.save(tmp_path / "saved")
+
+
+def test_what_is_no_saved_model_is_refused_in_a_sentence(fitted: Federation, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "saved")
+    for folder, networks, sentence in (
+        (tmp_path, nets(), "is no saved model, since a file of it cannot be read"),
+        (tmp_path / "saved", nets()[:1], "has 2 devices, got 1 networks"),
+        (tmp_path / "saved", nets()[::-1], "do not fit device 1's network"),
+    ):
+        with pytest.raises(DpzvError, match=sentence):
+            Federation.load(folder, networks)
+    (tmp_path / "saved" / "weights" / "final.safetensors").write_bytes(b"junk")
+    with pytest.raises(DpzvError, match="is no saved model"):
+        Federation.load(tmp_path / "saved", nets())
+
+
+def test_probabilities_of_all_classes(fitted: Federation) -> None:
+    xs = columns()
+    several = Federation(nets(), xs, labels("classes", xs), task="classes", n_classes=3).fit(PLAIN)
+    found = several.predict_proba(X)
+    assert found.shape == (300, 3)
+    assert np.allclose(found.sum(axis=1), 1, atol=1e-6)
+    assert np.array_equal(found.argmax(axis=1), several.predict(X))
+    two = fitted.predict_proba(X)
+    assert np.allclose(two.sum(axis=1), 1, atol=1e-6)
+    assert np.array_equal(two[:, 1], fitted.predict(X))
+    number = Federation(nets(), xs, labels("regression", xs), task="regression").fit(PLAIN)
+    with pytest.raises(ConfigError, match="only classes have probabilities"):
+        number.predict_proba(X)
+
+
+def test_progress_epsilon_so_far_and_what_a_federation_says_of_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[tuple[int, float, float]] = []
+    federation = Federation(nets(), X, Y, task="binary")
+    assert repr(federation) == "<Federation of 2 devices, task binary, 270 training records, not fitted>"
+    assert federation.epsilon_spent == 0
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    federation.fit(
+        PLAIN | {"train.eval_every": 1},
+        progress=lambda snapshot: seen.append((snapshot.t, snapshot.epsilon_spent, federation.epsilon_spent)),
+    )
+    assert torch.get_num_threads() == 2  # those of the caller, though the run took one
+    torch.set_num_threads(before)
+    rounds = [(t, spent) for t, spent, told in seen if told == spent and t]
+    assert [t for t, _ in rounds][:4] == [1, 2, 3, 4]
+    spent = [epsilon for _, epsilon in rounds]
+    assert spent == sorted(spent)
+    assert 0 < spent[0] < spent[3] <= federation.epsilon_spent <= federation.summary()["epsilon"]
+    assert capsys.readouterr().err == ""
+    assert repr(federation).endswith(f"fitted in 4 rounds, epsilon {federation.summary()['epsilon']}, guarantee no>")
+    Federation(nets(), X, Y, task="binary").fit(PLAIN, progress=True)
+    assert "round 4/4" in capsys.readouterr().err
+    assert {"Federation", "__version__"} <= set(dir(dpzv))
+    assert {"epsilon_spent", "fit", "load", "predict_proba", "save"} <= set(dir(federation))
+
+
+def test_a_fit_that_was_interrupted_says_what_it_spent() -> None:
+    def stop(snapshot: Snapshot) -> None:
+        if snapshot.t == 1:
+            raise KeyboardInterrupt
+
+    federation = Federation(nets(), X, Y, task="binary")
+    with pytest.raises(KeyboardInterrupt):
+        federation.fit(PLAIN | {"train.eval_every": 1}, progress=stop)
+    assert 0 < federation.epsilon_spent < 1
+    assert "begun, epsilon about 0." in repr(federation)
+    with pytest.raises(ConfigError, match="fitted once"):
+        federation.fit(QUICK)
 
 
 def test_predictions_are_those_of_the_trained_networks_and_the_refitted_head() -> None:
@@ -123,7 +221,7 @@ def test_training_beats_untrained_devices_on_an_easy_problem(start: int) -> None
         "train.momentum": 0.9,
         "head.rule": "frozen",
         "head.hidden": 32,
-        "head.refit_steps": 300,
+        "head.refit_steps": 60,
         "privacy.epsilon": math.inf,
         "privacy.C": math.inf,
         "runtime.threads": 1,
@@ -237,6 +335,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "not a number": ({"features": [X[0], _with_nan(X[1])]}, "1 NaN or infinite values in column 1"),
     "ragged": ({"features": [[[1, 2], [3]] * 150, X[1]]}, "numbers in a rectangular array"),
     "flat": ({"features": [X[0][:, 0], X[1]]}, r"shape \[records, columns\], got \[300\]"),
+    "shuffled frame": ({"features": [pd.DataFrame(X[0]), pd.DataFrame(X[1])[::-1]]}, "same index in the same order"),
+    "shuffled labels": ({"features": [pd.DataFrame(X[0]), X[1]], "labels": pd.Series(Y)[::-1]}, "join them first"),
     "text labels": ({"labels": ["yes", "no"] * 150}, "number the classes from 0"),
     "one label": ({"labels": 1}, "one value a record"),
     "one class": ({"labels": np.ones(300)}, "at least two classes, got 300 labels that are all 1"),
@@ -298,8 +398,9 @@ def test_unfitted_has_nothing_to_say_and_a_second_fit_is_refused() -> None:
         ([X[0], _with_nan(X[1])], "device 2 must be finite"),
         ([X[0], X[1] * 1e300], "device 2 must be finite"),
         ([X[0], X[1].astype(str)], "device 2 must be numbers"),
+        ([pd.DataFrame(X[0]), pd.DataFrame(X[1])[::-1]], "same index in the same order"),
     ],
-    ids=["too few", "lengths", "columns", "flat", "nan", "too large", "text"],
+    ids=["too few", "lengths", "columns", "flat", "nan", "too large", "text", "shuffled"],
 )
 def test_features_that_do_not_fit_the_training_are_refused(
     fitted: Federation, features: list[np.ndarray], sentence: str
@@ -317,6 +418,7 @@ def fitted() -> Federation:
 def test_no_new_records_have_no_predictions_and_lists_are_arrays_too(fitted: Federation) -> None:
     assert fitted.predict([np.empty((0, 4)), np.empty((0, 3))]).shape == (0,)
     assert np.array_equal(fitted.predict([x.tolist() for x in X]), fitted.predict(X))
+    assert np.array_equal(fitted.predict([pd.DataFrame(x) for x in X]), fitted.predict(X))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA accelerator")

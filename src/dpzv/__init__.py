@@ -14,3 +14,8 @@ def __getattr__(name: str) -> object:
 
         return Federation
     raise AttributeError(f"module 'dpzv' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """What is public, also before it is imported."""
+    return sorted({*globals(), *__all__})

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
@@ -15,13 +14,15 @@ from dpzv import config as configuration
 from dpzv.data.dataset import Dataset, Records, from_arrays
 from dpzv.data.schedule import public_split
 from dpzv.errors import ConfigError
-from dpzv.models.final_head import load_head
-from dpzv.models.losses import predictions
 from dpzv.runtime.journal import Snapshot
-from dpzv.runtime.run import run
+from dpzv.runtime.progress import showing
+from dpzv.runtime.trained_model import TrainedModel, merged, refuse_disorder, train
 from dpzv.terms import Task
 
 __all__ = ["Federation"]
+
+Watcher = Callable[[Snapshot], object]
+"""Called after every round with how far the run is; what it returns is ignored."""
 
 HELD_OUT = 10
 """One record in this many is held out for evaluation."""
@@ -58,6 +59,7 @@ class Federation:
                 f"{len(features)} feature arrays; give as many of each."
             )
         _refuse_shared(networks)
+        refuse_disorder([*features, labels])
         # all records are checked before they are split, so that messages count them as the caller does
         whole = Records(features, labels)
         data = from_arrays(whole, whole, task=task, n_classes=n_classes, fingerprint="all")
@@ -66,89 +68,100 @@ class Federation:
             raise ConfigError(f"expected at least {HELD_OUT} records, since a tenth is held out, got {D}; give more.")
         train, test = public_split(D, D // HELD_OUT, "holdout")  # the stream's name and this order are a format
         self._networks = list(networks)
-        self._data: Dataset = from_arrays(
+        self._data: Dataset | None = from_arrays(
             Records([x[train] for x in data.x_train], data.y_train[train]),
             Records([x[test] for x in data.x_train], data.y_train[test]),
             task=task,
             n_classes=n_classes,
         )
         self._begun = False
-        self._summary: dict[str, Any] | None = None
-        self._head: torch.nn.Module | None = None
-        self._accelerator = "cpu"
+        self._model: TrainedModel | None = None
+        self._summary: dict[str, Any] = {}
+        self._epsilon_spent = 0.0
 
-    def fit(self, settings: Mapping[str, Any], out: str | Path | None = None) -> Federation:
+    def fit(
+        self, settings: Mapping[str, Any], out: str | Path | None = None, progress: bool | Watcher = False
+    ) -> Federation:
         """Train under `settings`, keyed as on the command line (``{"train.rounds": 400}``).
 
         The given networks are trained in place and left in evaluation mode. Batch normalisation works by the
         running statistics it comes with, which are never updated. The run folder is kept if `out` names one.
+        `progress` shows a bar on standard error, or is called after every round with a `Snapshot`.
         A federation is fitted once: a second run would start from weights that have used up a budget already.
         """
+        if self._data is None:
+            raise ConfigError("a loaded federation only predicts, since it has no records, got a fit; make a new one.")
         if self._begun:
             raise ConfigError(
                 "a federation is fitted once, since the budgets of two runs over the same records add up, got a "
                 "second fit; make a new one with untrained networks."
             )
         config = configuration.parse(_tree(settings, self._networks))
-
-        def observe(snapshot: Snapshot) -> bool:
-            self._begun = True
-            return True
-
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as scratch, showing(quiet=progress is not True) as bar:
             path = Path(out) if out is not None else Path(scratch) / "run"
-            self._summary = run(config, self._data, lambda *_: self._networks, path, observe)
-            self._accelerator = config.runtime.accelerator
-            self._head = load_head(path / "weights").to(self._accelerator)
+            watch = progress if callable(progress) else bar
+
+            def observe(snapshot: Snapshot) -> bool:
+                self._begun, self._epsilon_spent = True, snapshot.epsilon_spent
+                watch(snapshot)
+                return True
+
+            self._model, self._summary = train(config, self._data, lambda *_: self._networks, path, observe)
+            self._model.describe(path)
+        self._epsilon_spent = self._summary["epsilon_spent"]
         return self
 
     def predict(self, features: Sequence[ArrayLike]) -> NDArray[Any]:
-        """Predictions for new records [n]: probabilities, classes or numbers. They stay with the server."""
-        if self._head is None:
-            raise ConfigError("predict needs a trained federation, got one that was not fitted; call fit first.")
-        xs = self._columns(features)
-        with torch.no_grad():
-            embeddings = [network(x) for network, x in zip(self._networks, xs, strict=True)]
-            output = self._head(torch.cat(embeddings, dim=1))
-        result: NDArray[Any] = predictions(self._data.task, output).cpu().numpy()
-        return result
+        """Predictions for new records [n]: probabilities of label 1, classes or numbers. They stay with the server."""
+        return self._fitted("predict").predictions(features)
+
+    def predict_proba(self, features: Sequence[ArrayLike]) -> NDArray[Any]:
+        """The probability of every class for new records [n, classes], in the order of their numbers."""
+        return self._fitted("predict_proba").probabilities(features)
 
     def summary(self) -> dict[str, Any]:
         """The figures of the run's `summary.json`."""
-        if self._summary is None:
-            raise ConfigError("summary needs a trained federation, got one that was not fitted; call fit first.")
+        self._fitted("summary")
         return self._summary
 
-    def _columns(self, features: Sequence[ArrayLike]) -> list[torch.Tensor]:
-        """Features of new records in the types and widths of those trained on, on the accelerator."""
-        M = len(self._networks)
-        if len(features) != M:
-            raise ConfigError(f"expected features for each of the {M} devices, got {len(features)}; give all of them.")
-        xs = [_like(x, self._data.x_train[i], m=i + 1) for i, x in enumerate(features)]
-        lengths = [len(x) for x in xs]
-        if len(set(lengths)) > 1:
-            raise ConfigError(f"expected the same records at every device, got {lengths} rows; align them by record.")
-        return [torch.from_numpy(x).to(self._accelerator) for x in xs]
+    @property
+    def epsilon_spent(self) -> float:
+        """An estimate of what was spent until the last evaluation, never above the claim; also if `fit` was stopped."""
+        return self._epsilon_spent
 
+    def save(self, folder: str | Path) -> None:
+        """Put weights, final head and summary into a new folder; no file of it may leave the server."""
+        self._fitted("save").save(Path(folder), self._summary)
 
-def _like(x: ArrayLike, trained: NDArray[Any], *, m: int) -> NDArray[Any]:
-    """`x` in the type and width of the array that device m was trained on."""
-    try:
-        with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite and is refused below
-            array = np.asarray(x).astype(trained.dtype, order="C", casting="same_kind")
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"features of device {m} must be numbers that fit {trained.dtype} as in training, but numpy refuses them "
-            f"({error}); convert them."
-        ) from error
-    if array.ndim != 2 or array.shape[1] != trained.shape[1]:
-        raise ConfigError(
-            f"features of device {m} must have shape [records, {trained.shape[1]}], got {list(array.shape)}; give the "
-            "columns of the training records."
-        )
-    if not np.isfinite(array).all():
-        raise ConfigError(f"features of device {m} must be finite, got NaN or infinite values; fill or drop them.")
-    return array
+    @classmethod
+    def load(cls, folder: str | Path, networks: Sequence[torch.nn.Module]) -> Federation:
+        """The federation that `save` put into the folder, or `fit` into its `out`; it predicts, but cannot be fitted.
+
+        `networks` are modules like those that were trained; their weights are replaced. Nothing is unpickled.
+        """
+        self = cls.__new__(cls)
+        self._networks, self._data, self._begun = list(networks), None, True
+        self._model, self._summary = TrainedModel.load(Path(folder), self._networks)
+        self._epsilon_spent = self._summary["epsilon_spent"]
+        return self
+
+    def __repr__(self) -> str:
+        state = "not fitted"
+        if self._model is not None:
+            guarantee = "yes" if self._summary["guarantee"] else "no"
+            state = (
+                f"fitted in {self._summary['rounds']} rounds, epsilon {self._summary['epsilon']}, guarantee {guarantee}"
+            )
+        elif self._begun:
+            state = f"begun, epsilon about {self._epsilon_spent:.3g} spent"
+        data = self._data
+        records = "" if data is None else f"task {data.task}, {len(data.y_train)} training records, "
+        return f"<Federation of {len(self._networks)} devices, {records}{state}>"
+
+    def _fitted(self, what: str) -> TrainedModel:
+        if self._model is None:
+            raise ConfigError(f"{what} needs a trained federation, got one that was not fitted; call fit first.")
+        return self._model
 
 
 def _refuse_shared(networks: Sequence[torch.nn.Module]) -> None:
@@ -169,10 +182,7 @@ def _tree(settings: Mapping[str, Any], networks: Sequence[torch.nn.Module]) -> d
     if any(sum(w.numel() for w in network.parameters()) > LARGE for network in networks):
         tree["runtime"] = {"threads": torch.get_num_threads()}
     refused = set(configuration.keys()) - set(SPEEDS)
-    for key, value in settings.items():
-        section, _, field = key.partition(".")
-        if section in ("data", "devices") and key in refused:
+    for key in settings:
+        if key.partition(".")[0] in ("data", "devices") and key in refused:
             raise ConfigError(f"fit uses the networks and arrays as given, got the key '{key}'; leave it out.")
-        plain = value.item() if isinstance(value, np.generic) else value
-        tree = configuration.merge(tree, {section: {field: plain}})
-    return tree
+    return merged(tree, settings)
