@@ -47,6 +47,7 @@ def refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> N
         (["data", "fetch", "mnits"], 2, ["mnits", "mnist"]),
         (["data", "fetch", "mnist", "--from", "nowhere"], 3, ["nowhere"]),
         (["resume", "nowhere"], 2, ["nowhere", "no run"]),
+        (["data", "describe", "nowhere.csv"], 3, ["nowhere.csv", "does not exist"]),
     ],
 )
 def test_bad_input_is_one_sentence(cli: Cli, tmp_path: Path, arguments: list[str], code: int, words: list[str]) -> None:
@@ -76,6 +77,41 @@ def test_a_resume_without_its_ledger_is_refused(cli: Cli, tmp_path: Path) -> Non
         file.unlink()
     refused(cli("resume", "run"), 4, "ledger")
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_recipe_in_another_encoding_is_one_sentence(cli: Cli, tmp_path: Path) -> None:
+    text = '[data]\nname = "digits"\n[train]\nrounds = 2\nB = 99999\n'
+    (tmp_path / "wide.toml").write_bytes(text.encode("utf-16"))
+    refused(cli("train", "wide.toml"), 2, "the recipe wide.toml must be text in UTF-8, got UTF-16; save it as UTF-8.")
+    (tmp_path / "latin.toml").write_bytes(f"# é\n{text}".encode("latin-1"))
+    refused(cli("train", "latin.toml"), 2, "latin.toml must be text in UTF-8, got other bytes at place 2")
+    (tmp_path / "marked.toml").write_bytes(text.encode("utf-8-sig"))  # as some editors write UTF-8
+    refused(cli("train", "marked.toml"), 2, "train.B", "99999")
+
+
+@pytest.mark.parametrize("junk", [b"\xed\x00\xff" * 50, b"train = 3\n", b"[train\n", "[train]".encode("utf-16")])
+def test_a_resume_with_a_damaged_configuration_is_one_sentence(cli: Cli, tmp_path: Path, junk: bytes) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_bytes(junk)
+    refused(cli("resume", "run"), 2, "run/config.toml must be what the run was started with", "start a new run")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["privacy", "spent", "nowhere"],
+        ["privacy", "close", "nowhere"],
+        ["train", "digits", "--set", 'privacy.parents=["nowhere"]', "--quiet"],
+    ],
+)
+def test_a_folder_without_a_run_is_said_to_be_none(cli: Cli, tmp_path: Path, arguments: list[str]) -> None:
+    """Nothing was lost there, so no run is told that it cannot go on."""
+    for folder in (None, tmp_path / "nowhere"):
+        if folder is not None:
+            folder.mkdir()
+        done = cli(*arguments)
+        refused(done, 4, "nowhere", "must be the ledger of a run, but there is none; give the folder of a run")
+        assert "cannot go on" not in done.stderr
 
 
 @pytest.fixture

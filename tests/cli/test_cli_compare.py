@@ -97,7 +97,7 @@ def test_ctrl_c_stops_the_children_and_the_same_command_goes_on(comparison: tupl
 
 def test_the_table_holds_the_means_of_the_summaries(compared: Path) -> None:
     rows = {row["method"]: row for row in json.loads((compared / "table.json").read_text())["rows"]}
-    assert list(rows) == ["frozen", "dpzv"]
+    assert list(rows) == ["untrained", "dpzv"]
     for method, row in rows.items():
         runs = summaries(compared, method)
         assert [run["seed"] for run in runs] == [0, 1]
@@ -108,15 +108,18 @@ def test_the_table_holds_the_means_of_the_summaries(compared: Path) -> None:
         assert row["in_loop"] == pytest.approx(statistics.fmean(in_loop))
         assert row["bytes_total"] == statistics.fmean(run["bytes_up"] + run["bytes_down"] for run in runs)
         assert row["virtual_seconds"] == pytest.approx(statistics.fmean(run["virtual_seconds"] for run in runs))
-        if method != "frozen":
+        if method != "untrained":
             passed = [run["targets"]["0.01"]["bytes"] for run in runs]
             assert row["bytes_to_target"] == statistics.fmean(passed)
             assert row["rounds"] == ROUNDS
     printed = (compared / "printed.txt").read_text()
     assert f"{100 * rows['dpzv']['refitted']:.2f} ± " in printed
     assert "No guarantee for" in printed
-    assert "| dpzv | 5 | " in (compared / "table.md").read_text()
-    assert (compared / "figure.png").stat().st_size > 10_000
+    assert "| dpzv (untuned) | 5 | " in (compared / "table.md").read_text()
+    assert "Untuned for digits: dpzv." in printed
+    assert ">dpzv</text>" in (compared / "figure.svg").read_text()
+    assert "Report page: out/report.html" in printed
+    assert all(f'"name":"{run.name}"' in (compared / "report.html").read_text() for run in compared.glob("runs/*/"))
 
 
 def test_a_second_call_runs_nothing_again_and_a_failing_run_does_not_stop_the_others(
@@ -132,7 +135,7 @@ def test_a_second_call_runs_nothing_again_and_a_failing_run_does_not_stop_the_ot
     assert stamps(out) == before
 
     (broken,) = out.glob("runs/dpzv-eps5-seed0-*/")
-    (gone,) = out.glob("runs/frozen-seed1-*/")
+    (gone,) = out.glob("runs/untrained-seed1-*/")
     shutil.rmtree(gone)
     (broken / "summary.json").unlink()
     (broken / "ledger.sqlite").unlink()  # a resumed run without its ledger is refused
@@ -156,6 +159,7 @@ def test_tuning_charges_and_tries_each_method_and_keeps_the_best(cli: Cli, tmp_p
         '[dpzv]\n"train.eta_m" = [0.001, 0.003, 0.01]\n[vafl]\ntrain.eta_m = [0.1, 0.3]\n'
     )
     common = ["--epsilon", "5", "--accounting", "paper", "--methods", "dpzv,vafl", *SETS, "--set", "train.rounds=4"]
+    common += ["--set", "privacy.epsilon=3"]  # --epsilon decides
     done = cli("tune", "digits", "--trials", "1", "--space", "space.toml", "--out", "out", *common, "--json")
     assert done.returncode == 0, done.stderr
     trials = [json.loads(line) for line in (tmp_path / "out" / "trials.jsonl").read_text().splitlines()]
@@ -171,6 +175,11 @@ def test_tuning_charges_and_tries_each_method_and_keeps_the_best(cli: Cli, tmp_p
     best = (tmp_path / "out" / "best.toml").read_text()
     assert f"eta_m = {trials[1]['settings']['train.eta_m']}  # trial 1, the best of 1" in best
     assert 'where = "uplink"' in best
+    # what --set changed is in it, too, but for what a tuning decides by itself
+    assert tomllib.loads(best)["all"]["train"]["rounds"] == 4
+    assert "rounds = 4  # set by --set" in best
+    assert "epsilon" not in tomllib.loads(best)["all"]["privacy"]
+    assert "2 trials may spend epsilon 5 each on the same records, and what they spend adds up" in done.stderr
     # the trials are earlier runs of whatever goes on with their settings
     assert tomllib.loads(best)["all"]["privacy"]["parents"] == [str(tmp_path / "out")]
     going_on = tomllib.loads((tmp_path / "out" / "train-dpzv.toml").read_text())

@@ -11,6 +11,9 @@ import pytest
 
 from tests.cli.conftest import Cli
 
+QUICK = ("--set", "head.refit_steps=4")
+"""The final head does not matter here."""
+
 PLAN = ["privacy", "plan", "--delta", "1e-3", "--records", "60000", "--passes", "10", "--devices", "7", "--json"]
 
 # delta 1e-3, D = 60,000, replace-one: what the paper's epsilon is for devices that know the batches, at least
@@ -73,9 +76,9 @@ def test_uncovered_plans_are_refused(cli: Cli) -> None:
 
 def test_spent_adds_up_runs_over_the_same_records(cli: Cli) -> None:
     for name, seed in (("a", 0), ("b", 1)):
-        settings = ["--set", "train.rounds=6", "--set", f"train.seed={seed}", "--quiet", "--out", name]
+        settings = ["--set", "train.rounds=6", *QUICK, "--set", f"train.seed={seed}", "--quiet", "--out", name]
         assert cli("train", "breast-cancer", *settings).returncode == 0
-    assert cli("train", "digits", "--set", "train.rounds=4", "--quiet", "--out", "c").returncode == 0
+    assert cli("train", "digits", "--set", "train.rounds=4", *QUICK, "--quiet", "--out", "c").returncode == 0
     one = json.loads(cli("privacy", "spent", "a", "--json").stdout)
     two = json.loads(cli("privacy", "spent", "a", "b", "--json").stdout)
     keys = """epsilon epsilon_zero_out epsilon_replace_one delta_dp neighbours protects adversary accountant
@@ -89,7 +92,7 @@ def test_spent_adds_up_runs_over_the_same_records(cli: Cli) -> None:
 
 def test_a_run_may_begin_with_a_parents_budget_spent(cli: Cli) -> None:
     """Parent at epsilon 2, child at 5 in all: the child's noise is larger, and its claim covers both."""
-    short = ["--set", "train.rounds=6", "--json"]
+    short = ["--set", "train.rounds=6", *QUICK, "--json"]
     assert cli("train", "breast-cancer", *short, "--set", "privacy.epsilon=2", "--out", "a").returncode == 0
     alone = json.loads(cli("train", "breast-cancer", *short, "--out", "b").stdout)
     child = json.loads(cli("train", "breast-cancer", *short, "--set", 'privacy.parents=["a"]', "--out", "c").stdout)
@@ -139,12 +142,16 @@ def test_an_abandoned_run_is_closed_and_pays_what_it_used(cli: Cli) -> None:
 
 
 def test_theory_prints_the_bound_term_by_term(cli: Cli) -> None:
-    constants = "--F 2.3 --L 1 --l 1 --sigma-s 1 --d 5000 --d-0 2000 --d-m 1000 --batch 512 --rounds 10000".split()
-    done = cli("privacy", "theory", *constants, "--records", "60000", "--mu", "0.27", "--json")
-    values = json.loads(done.stdout)
-    names = ("start", "zo", "smoothing", "sampling", "smoothing_noise", "clipping", "noise")
+    constants = "--F 2.3 --L 1 --l 1 --sigma-s 1 --d-0 2000 --d-m 1000 --d-m 500 --batch 512 --rounds 10000".split()
+    constants += ["--records", "60000", "--mu", "0.27", "--json"]
+    values = json.loads(cli("privacy", "theory", *constants).stdout)
+    names = ("start", "smoothing", "sampling", "clipping", "noise")
     assert values["bound"] == pytest.approx(sum(values[name] for name in names))
     assert values["admissible"] is True
+    assert values["corollary_rate"] == pytest.approx(3500**0.5 / (60000 * 0.27))
+    assert values["corollary_rounds_printed"] == pytest.approx(3500**0.5 * values["corollary_rounds"])
+    seldom = json.loads(cli("privacy", "theory", *constants, "--q-m", "0.9", "--q-m", "0.1").stdout)
+    assert seldom["start"] == pytest.approx(5 * values["start"])  # the rarest device has a fifth of the rounds
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ SETTINGS = [
     "train.rounds=400",
     "train.B=128",
     "train.eval_every=50",
-    "head.refit_steps=20",
+    "head.refit_steps=4",
     "head.rule=joint-zo",
     "head.momentum=0.5",
     'devices.compute=["exponential 0.01", 0.02, "exponential 0.015", 0.01]',
@@ -128,7 +128,8 @@ def test_ctrl_c_ends_with_130_and_resume_finishes_equal(
 
 
 def test_max_seconds_ends_cleanly_with_a_summary_and_fewer_rounds(cli: Cli, tmp_path: Path) -> None:
-    done = cli(*ARGUMENTS[:2], "--set", "train.rounds=100000", "--max-seconds", "1", "--out", "run")
+    long = ("--set", "train.rounds=100000", "--set", "head.refit_steps=4", "--max-seconds", "1")
+    done = cli(*ARGUMENTS[:2], *long, "--out", "run")
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert 0 < summary["rounds"] < 100_000

@@ -56,7 +56,8 @@ def test_the_table_holds_what_the_summaries_say_and_a_second_call_runs_nothing_a
     assert sent[4] > 3 * sent[1]
     for words in ("One upload of untrained embeddings of width 4", "the best party alone", "a ceiling, never a recipe"):
         assert words in done.stdout
-    assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert ">untrained</text>" in (out / "figure.svg").read_text()
+    assert "backpropagation-width" in (out / "report.html").read_text()
 
     before = {file: file.stat().st_mtime_ns for file in out.glob("runs/*/*")}
     again = cli(*COMPARE, "--out", "out", "--json")

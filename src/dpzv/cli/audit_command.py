@@ -21,9 +21,15 @@ def audit(
     trials: Annotated[
         int, typer.Option("--trials", min=1, help="Runs in each of the two worlds; more give a closer bound.")
     ] = 10_000,
+    whole: Annotated[
+        int,
+        typer.Option(
+            "--whole", min=0, help="Whole runs in each world, with starts, a crash and a resume; for rivals too."
+        ),
+    ] = 0,
     json: JsonOutcome = False,
 ) -> None:
-    """Try to break a recipe's privacy claim with a list of attacks, over made-up records.
+    """Try to break a privacy claim with a list of attacks, over made-up records like those of the recipe or parties.
 
     Example: dpzv audit flights --trials 20000
     """
@@ -39,7 +45,7 @@ def audit(
     config = configuration.parse(tree_of(recipe, set_))
     target = target_of(config, noise_of(config))
     with Console(stderr=True, quiet=json).status("attacking") as status:
-        outcome = run_audit(target, trials, lambda one: status.update(f"attacking; {one.strategy} is done"))
+        outcome = run_audit(target, trials, lambda one: status.update(f"attacking; {one.strategy} is done"), whole)
     if json:
         sys.stdout.write(json_text(outcome))
     else:
@@ -57,16 +63,17 @@ def _show(outcome: Audit) -> None:
 
     from dpzv.cli.show import columns
 
-    names = ("strategy", "would catch", "runs", "epsilon >=", "claim", "verdict")
+    names = ("strategy", "would catch", "runs", "epsilon >=", "by any curve >=", "claim", "verdict")
     rows = []
     for one in outcome.findings:
-        figures = (f"{one.trials:,}", f"{one.lower_bound:.4g}", f"{one.claim:g}")
+        figures = (f"{one.trials:,}", f"{one.lower_bound:.4g}", f"{one.plain_bound:.4g}", f"{one.claim:g}")
         rows.append([one.strategy, one.catches, *figures, "ABOVE" if one.above else "below"])
     console = Console()
     console.print(columns(names, rows, left=("strategy", "would catch", "verdict")))
     console.print()
     console.print(
         f"Bounds hold together at {100 * outcome.confidence:g} %, for replace-one at delta {outcome.delta_dp:g}, noise "
-        f"source {outcome.noise_source}. An audit can refute a claim, not prove one; starts are not attacked.",
+        f"source {outcome.noise_source}. The first bound supposes that the true curve is the claimed one with less "
+        "noise, the second supposes nothing. An audit can refute a claim, not prove one.",
         highlight=False,
     )

@@ -43,7 +43,6 @@ def compare(asked: options.Comparison) -> None:
     Example: dpzv compare digits --methods dpzv,vafl --epsilon 1,5 --seeds 2
     """
     from dpzv import config as configuration
-    from dpzv import recipes
     from dpzv.runtime import compute_cost
     from dpzv.runtime.grid import layered
 
@@ -52,10 +51,10 @@ def compare(asked: options.Comparison) -> None:
 
         compare_widths(asked)
         return
-    tree = recipes.tree(asked.recipe)
+    tree = options.tree_of(asked.recipe, [])
     changes = [*map(configuration.set_key, asked.set_), {"privacy": {"accounting": asked.accounting}}]
     cells = _cells(asked, tree, changes)
-    folder = asked.out or Path("runs") / f"compare-{Path(asked.recipe).stem}"
+    folder = asked.out or Path("runs") / f"compare-{asked.name}"
     base = configuration.parse(layered(tree, {}, "", [*changes, {"train": {"method": "dpzv"}}]))
     configs = {cell.name: cell.config for cell in cells}
     prepare = partial(compute_cost.prepare, configs, base, folder, asked.jobs)
@@ -70,15 +69,15 @@ def _cells(asked: options.Comparison, tree: Tree, changes: list[Tree]) -> list[_
     """Untrained devices first, then every method at every epsilon, each with every seed."""
     from dpzv import config as configuration
     from dpzv import recipes
-    from dpzv.report.comparison_table import FROZEN
+    from dpzv.report.comparison_table import UNTRAINED as NAME
     from dpzv.runtime.baselines import UNTRAINED
     from dpzv.runtime.grid import layered
 
-    settings = recipes.settings(asked.recipe, asked.accounting, asked.settings)
+    settings = recipes.settings(asked.recipe[0], asked.accounting, asked.settings)
     methods, epsilons = options.methods_of(asked.methods), options.numbers_of("--epsilon", asked.epsilon)
     # a private start pays from the budget even if nothing is trained: it gets the smallest budget
     frozen = {**UNTRAINED, "privacy": {"epsilon": min(epsilons)}}
-    lasts: list[tuple[str, float | None, Tree]] = [(FROZEN, None, frozen)]
+    lasts: list[tuple[str, float | None, Tree]] = [(NAME, None, frozen)]
     for method, epsilon in itertools.product(methods, epsilons):
         lasts.append((method, epsilon, {"train": {"method": method}, "privacy": {"epsilon": epsilon}}))
     cells = []
@@ -100,17 +99,19 @@ def _records(cells: list[_Cell], executed: Executed, folder: Path) -> list[Recor
 def _report(
     asked: options.Comparison, cells: list[_Cell], records: list[Record], compute: Compute, folder: Path
 ) -> None:
-    """Write table.json, table.md and figure.png, and print the table."""
+    """Write table.json, table.md and figure.svg, and print the table."""
+    from dpzv import recipes
     from dpzv.report import comparison_table, figure
 
     trained = [cell for cell in cells if cell.epsilon is not None]
     train = trained[0].config.train
     target = max(train.target, default=None)
     factors = {cell.method: compute.cost(cell.config).factor for cell in trained}
-    made = comparison_table.rows(records, target, factors)
+    trials = recipes.trials(asked.recipe[0], asked.accounting, asked.settings)
+    made = comparison_table.rows(records, target, factors, trials)
     above = comparison_table.ahead(made)
-    below = comparison_table.notes(made, asked.seeds, train.eval_every)
+    below = [*comparison_table.untuned(made, asked.name), *comparison_table.notes(made, asked.seeds, train.eval_every)]
     words = [comparison_table.cells(row) for row in made]
-    figure.draw(records, target, f"{Path(asked.recipe).stem}, {asked.accounting} accounting", folder / "figure.png")
+    figure.draw(records, target, f"{asked.name}, {asked.accounting} accounting", folder / "figure.svg")
     values = {"ahead": above, "rows": made, "notes": below}
     tell(asked, Told(comparison_table.header(made), words, above, below), values, folder)

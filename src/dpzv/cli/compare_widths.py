@@ -52,7 +52,7 @@ def compare_widths(asked: options.Comparison) -> None:
             "leave --methods out, or change the method by --set train.method=NAME."
         )
     cells = list(_cells(asked))
-    folder = asked.out or Path("runs") / f"widths-{Path(asked.recipe).stem}"
+    folder = asked.out or Path("runs") / f"widths-{asked.name}"
     configs = {cell.name: cell.config for cell in cells}
     ceilings = {cell.name for cell in cells if cell.kind == BACKPROPAGATION}
     base = next(cell.config for cell in reversed(cells) if not cell.party and cell.config.train.rounds != 0)
@@ -76,10 +76,10 @@ def _cells(asked: options.Comparison) -> Iterator[_WidthCell]:
     from dpzv.runtime import baselines
     from dpzv.runtime.grid import layered
 
-    tree, widths = recipes.tree(asked.recipe), options.widths_of(asked.widths)
+    tree, widths = options.tree_of(asked.recipe, []), options.widths_of(asked.widths)
     changes = [*map(configuration.set_key, asked.set_), {"privacy": {"accounting": asked.accounting}}]
     method = configuration.parse(layered(tree, {}, "", changes)).train.method
-    settings = recipes.settings(asked.recipe, asked.accounting, asked.settings)
+    settings = recipes.settings(asked.recipe[0], asked.accounting, asked.settings)
     epsilons = options.numbers_of("--epsilon", asked.epsilon)
     kinds = [(UNTRAINED, min(epsilons))]
     kinds += [(TRAINED, epsilon) for epsilon in dict.fromkeys([*epsilons, INFINITE])]
@@ -106,11 +106,11 @@ def _read(cell: _WidthCell, place: Path) -> Measured:
 
 
 def _report(asked: options.Comparison, measured: list[Measured], folder: Path) -> None:
-    """Write table.json, table.md and figure.png, and print the table."""
+    """Write table.json, table.md and figure.svg, and print the table."""
     from dpzv.report import widths_figure, widths_table
 
     made = widths_table.rows(measured)
     below = widths_table.notes(made, asked.seeds)
-    widths_figure.draw(made, f"{Path(asked.recipe).stem}, {asked.accounting} accounting", folder / "figure.png")
+    widths_figure.draw(made, f"{asked.name}, {asked.accounting} accounting", folder / "figure.svg")
     told = Told(widths_table.header(made), [widths_table.cells(row) for row in made], [], below)
     tell(asked, told, {"rows": made, "notes": below}, folder)

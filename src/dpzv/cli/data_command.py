@@ -1,4 +1,4 @@
-"""`dpzv data`: which data sets there are, and how to get the ones that are not embedded."""
+"""`dpzv data`: which data sets there are, how to get the ones that are not embedded, and drafts for one's own files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Annotated
 import msgspec
 import typer
 
+from dpzv.cli.check_command import check
 from dpzv.cli.options import Json
 
-__all__ = ["app"]
+__all__ = ["app", "check"]
 
-app = typer.Typer(help="Data sets: list them, fetch them.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Data sets: list them, fetch them, describe your own.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 @app.command("list")
@@ -41,15 +44,32 @@ def list_(json: Json = False) -> None:
 
 @app.command("fetch")
 def fetch(
-    name: Annotated[str, typer.Argument(help="The data set, e.g. mnist or cifar10.")],
+    name: Annotated[
+        str, typer.Argument(help="The data set, e.g. mnist or imdb; or the text encoder all-mpnet-base-v2.")
+    ],
     from_: Annotated[
         Path | None, typer.Option("--from", help="A folder or archive with the official files, instead of the network.")
     ] = None,
 ) -> None:
-    """Fetch a data set, check its checksums and put it where recipes find it.
+    """Fetch a data set or a text encoder, check its checksums and put it where recipes find it.
 
     Example: dpzv data fetch mnist --from ~/Downloads/mnist
     """
     from dpzv.data import catalogue
 
     typer.echo(catalogue.fetch(name, from_path=from_))
+
+
+@app.command("describe")
+def describe(
+    file: Annotated[str, typer.Argument(help="A party's .csv, .csv.gz or .parquet file.")],
+    id_: Annotated[str, typer.Option("--id", help="The column of ids.")] = "",
+    label: Annotated[str, typer.Option("--label", help="The column of labels, if the file has them.")] = "",
+) -> None:
+    """Draft the [data] section of a party's TOML file. What it reads off records you replace by what is public.
+
+    Example: dpzv data describe weather.csv --id flight
+    """
+    from dpzv.data.drafts import draft
+
+    typer.echo(draft(file, id_, label), nl=False)

@@ -8,17 +8,8 @@ from typing import Annotated
 import typer
 import typer.core
 
-from dpzv.cli import (
-    audit_command,
-    compare_command,
-    data_command,
-    keys_command,
-    network_command,
-    privacy_command,
-    train_command,
-    tune_command,
-    weights_command,
-)
+from dpzv.cli import data_command, keys_command, network_command, privacy_command, weights_command
+from dpzv.cli.run_verbs import add_run_verbs
 from dpzv.errors import DpzvError
 from dpzv.version import VERSION
 
@@ -34,12 +25,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("train")(train_command.train)
-app.command("resume")(train_command.resume)
-app.command("compare")(compare_command.compare)
-app.command("tune")(tune_command.tune)
-app.command("recipes")(train_command.recipes)
-app.command("audit")(audit_command.audit)
+add_run_verbs(app)
+app.command("check")(data_command.check)
 app.command("server")(network_command.server)
 app.command("device")(network_command.device)
 app.command("predict")(network_command.predict)

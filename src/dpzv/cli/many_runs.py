@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from dpzv.runtime.compute_cost import Compute
     from dpzv.runtime.grid import Failure, Job, State, Watch
 
-__all__ = ["Executed", "Told", "execute", "fail", "tell"]
+__all__ = ["Executed", "Told", "execute", "fail", "tell", "watching"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def execute(prepare: Prepare, folder: Path, *, quiet: bool) -> Executed:
     """Prepare the runs, then run them all under one progress bar; ends with 130 if interrupted."""
     from dpzv.runtime import grid
 
-    with _watching(quiet) as watch:
+    with watching(quiet) as watch:
         prepared = prepare(watch)
         if prepared is not None:
             made, compute, at_once = prepared
@@ -70,14 +71,16 @@ class Told:
 
 
 def tell(asked: Comparison, told: Told, values: dict[str, Any], folder: Path) -> None:
-    """Write table.json with `values` and table.md, and print one of them."""
-    from dpzv.cli.show import json_text
+    """Write table.json with `values`, table.md and the report page, and print one of the tables."""
+    from dpzv.cli.show import REPORT, json_text
     from dpzv.durable import write_atomically
+    from dpzv.report.page import write_page
     from dpzv.report.table_text import paged
 
-    text = json_text({"schema": 1, "recipe": asked.recipe, "accounting": asked.accounting, **values})
+    text = json_text({"schema": 1, "recipe": asked.recipe[0], "accounting": asked.accounting, **values})
     write_atomically(folder / "table.json", text.encode())
     write_atomically(folder / "table.md", paged(told.header, told.rows, told.above, told.below).encode())
+    write_page([folder / "runs"], folder / REPORT)
     if asked.json:
         sys.stdout.write(text)
     elif not asked.quiet:
@@ -87,7 +90,7 @@ def tell(asked: Comparison, told: Told, values: dict[str, Any], folder: Path) ->
 def _show(told: Told, folder: Path) -> None:
     from rich.console import Console
 
-    from dpzv.cli.show import columns
+    from dpzv.cli.show import REPORT, columns
     from dpzv.report.table_text import columned
 
     console = Console()
@@ -100,22 +103,25 @@ def _show(told: Told, folder: Path) -> None:
     else:
         sys.stdout.write(columned([told.header, *told.rows]) + "\n")
     console.print()
-    for line in [*told.below, f"Table and figure: {folder}"]:
+    for line in [*told.below, f"Table and figure: {folder}", f"Report page: {folder / REPORT}"]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
-def _watching(quiet: bool) -> Iterator[Watch]:
+def watching(quiet: bool) -> Iterator[Watch]:
     """A watch with one bar over all runs that asks them to stop on Ctrl-C or SIGTERM."""
-    from dpzv.cli.show import progress_bar, stop_asked
+    from dpzv.cli.show import stop_asked
+    from dpzv.runtime.progress import Pace, progress_bar
 
-    bar = progress_bar(quiet)
+    bar, pace = progress_bar(quiet), Pace()
     task = bar.add_task("starting", total=None, figures="")
     with stop_asked() as stopped, bar:
 
         def watch(state: State) -> bool:
             failed = f", {state.failed} failed" if state.failed else ""
+            paced = pace.text(state.rounds, state.rounds_total, time.monotonic()) if state.rounds_total else ""
             figures = f"round {state.rounds}/{state.rounds_total}, {state.runs} of {state.runs_total} runs{failed}"
+            figures += f", {paced}" if paced else ""
             bar.update(
                 task,
                 description="stopping" if stopped() else state.stage,

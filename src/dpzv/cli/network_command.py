@@ -36,7 +36,8 @@ def server(
     """
     from dpzv.cli.show import result
     from dpzv.errors import ConfigError
-    from dpzv.network.party import load_party, open_folder, serve
+    from dpzv.network.party import load_party
+    from dpzv.network.serving import open_folder, serve
     from dpzv.network.status import read_status
 
     own = load_party(party)
@@ -76,40 +77,38 @@ def device(
 def predict(
     party: PartyFile,
     ids: Annotated[Path, typer.Option("--ids", help="A text file with one record id a line.")],
-    out: Annotated[Path, typer.Option("--out", help="The CSV file to write: id, prediction.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="The CSV file to write: id, prediction, and what is known about classes.")
+    ],
     seconds: Annotated[float, typer.Option("--seconds", help="How long to wait for the devices.")] = 120.0,
     quiet: Quiet = False,
 ) -> None:
     """Predict records with the trained parties online (`dpzv device --stay`); run by the server's operator.
 
+    Ids that a device has no record of are left out, and named in a file beside the predictions.
+
     Example: dpzv predict server.toml --ids new.txt --out predictions.csv
     """
-    from dpzv.data.party_records import in_units
-    from dpzv.durable import write_atomically
-    from dpzv.errors import DataError
-    from dpzv.models.losses import predictions
+    from dpzv.data.party_records import read_ids
     from dpzv.network.party import load_party
     from dpzv.network.predict import Predictor
+    from dpzv.network.prediction_files import write_predictions, write_unknown
     from dpzv.runtime.run_folder import RunFolder
 
     own = load_party(party)
     _log(quiet)
-    if not ids.is_file():
-        raise DataError(f"{ids} does not exist; give a text file with one record id a line.")
-    names = [line.strip() for line in ids.read_text().splitlines() if line.strip()]
+    names = read_ids(ids)
     labels = own.labels()
     predictor = Predictor(own.config, labels, RunFolder.existing(own.out), partial(own.hashed, names))
     output = asyncio.run(predictor.run(own.listener(), seconds))
-    values = predictions(labels.task, output).cpu().numpy()
     asked = own.data.labels
     assert asked is not None
-    if labels.task == "regression":
-        values = in_units(asked, values)
-    elif labels.task == "classes":
-        values = [(asked.classes or ())[int(value)] for value in values]  # type: ignore[assignment]
-    lines = ["id,prediction", *(f"{name},{value}" for name, value in zip(names, values, strict=True))]
-    write_atomically(out, ("\n".join(lines) + "\n").encode())
-    typer.echo(f"{len(names)} predictions: {out}. They stay with the server; no privacy claim covers them.")
+    known = (name for name, here in zip(names, predictor.known, strict=True) if here)
+    write_predictions(out, asked, known, output)
+    typer.echo(f"{len(output)} predictions: {out}. They stay with the server; no privacy claim covers them.")
+    if missing := write_unknown(out, names, own.config.network.devices, predictor.unknown):
+        left = len(names) - len(output)
+        typer.echo(f"{left} ids are not in every device's file and were left out: {missing}.", err=True)
 
 
 async def _take_part(own: Party, stay: bool) -> None:

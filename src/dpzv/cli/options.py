@@ -46,7 +46,12 @@ def _sets(what: str) -> Any:
     return typer.Option("--set", metavar="KEY=VALUE", help=what, default_factory=list, show_default=False)
 
 
-Recipe = Annotated[str, typer.Argument(help="A shipped recipe's name, or a TOML file.")]
+Recipe = Annotated[
+    list[str],
+    typer.Argument(
+        help="A shipped recipe's name, or a TOML file; or the file of an agreed run and then those of all its parties."
+    ),
+]
 Sets = Annotated[list[str], _sets("Change one key; repeatable.")]
 SetsOfAll = Annotated[list[str], _sets("Change one key of all runs; repeatable.")]
 Methods = Annotated[str, typer.Option("--methods", help="Methods, separated by commas.")]
@@ -89,6 +94,11 @@ class Comparison:
     json: JsonOutcome = False
     quiet: Quiet = False
 
+    @property
+    def name(self) -> str:
+        """The name of the recipe, or of the file of an agreed run."""
+        return Path(self.recipe[0]).stem
+
 
 def with_options(kind: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
     """Make a command of a function that takes one `kind`, a dataclass whose fields are the command's options.
@@ -118,12 +128,34 @@ def with_options(kind: type[T]) -> Callable[[Callable[[T], None]], Callable[...,
     return command_of
 
 
-def tree_of(recipe: str, sets: list[str]) -> Tree:
-    """A recipe's tree with the changes of --set."""
-    from dpzv import recipes
+def tree_of(recipe: list[str], sets: list[str]) -> Tree:
+    """A recipe's tree, or that of an agreed run with its parties' files, with the changes of --set.
+
+    A file that does not say what to train on is refused: the default data set is surely not what it is about.
+    """
     from dpzv.config import merge, set_key
 
-    return functools.reduce(merge, map(set_key, sets), recipes.tree(recipe))
+    return functools.reduce(merge, map(set_key, sets), _named(recipe))
+
+
+def _named(recipe: list[str]) -> Tree:
+    from dpzv import recipes
+
+    if len(recipe) > 1:
+        from dpzv.runtime.rehearsal import rehearsed_tree  # imports torch, which a recipe's tree does not need
+
+        return rehearsed_tree(recipe)
+    tree = recipes.tree(recipe[0])
+    sections = {name: tree.get(name) for name in ("data", "network")}
+    data, network = (value if isinstance(value, dict) else {} for value in sections.values())
+    if "name" not in data and network.get("devices"):
+        raise ConfigError(
+            f"{recipe[0]} is a run that parties agreed on, and says nothing about their records; give the parties' "
+            f"files after it, e.g. {recipe[0]} server.toml bank.toml shop.toml."
+        )
+    if "name" not in data:
+        raise ConfigError(f"{recipe[0]} names no data set; set name in its section [data], see `dpzv data list`.")
+    return tree
 
 
 def methods_of(text: str) -> list[str]:

@@ -176,14 +176,15 @@ class TheoryOptions:
     L: Annotated[float, typer.Option("--L", help="Smoothness.")]
     l: Annotated[float, typer.Option("--l", help="Lipschitz constant.")]  # noqa: E741 (the paper's letter)
     sigma_s: Annotated[float, typer.Option("--sigma-s", help="Deviation of a record's gradient.")]
-    d: Annotated[int, typer.Option("--d", help="All trained weights.")]
-    d_0: Annotated[int, typer.Option("--d-0", help="Weights of the head.")]
-    d_m: Annotated[int, typer.Option("--d-m", help="Weights of the largest device.")]
+    d_0: Annotated[int, typer.Option("--d-0", help="Weights of the head; 0 if it is not trained.")]
+    d_m: Annotated[list[int], typer.Option("--d-m", help="Weights of a device; once for each device.")]
     B: Annotated[int, typer.Option("--batch", help="Records a batch.")]
     T: Annotated[int, typer.Option("--rounds", help="Rounds.")]
     D: Annotated[int, typer.Option("--records", help="Records.")]
     mu: Annotated[float, typer.Option("--mu", help="Budget mu.")]
-    q_m: Annotated[float, typer.Option("--q-m", help="Least participation probability of a device.")] = 1.0
+    q_m: Annotated[
+        list[float] | None, typer.Option("--q-m", help="Its share of the rounds; once for each; default: equal shares.")
+    ] = None
     tau: Annotated[int, typer.Option("--tau", help="Largest delay in rounds.")] = 0
     C: Annotated[float | None, typer.Option("--clip", help="Clip; default: the least the theorem admits.")] = None
     json: Json = False
@@ -192,25 +193,33 @@ class TheoryOptions:
 @app.command()
 @with_options(TheoryOptions)
 def theory(asked: TheoryOptions) -> None:
-    """Theorem 1 of the paper term by term, the step, smoothing and clip it admits, and the corollary's rounds.
+    """The convergence theorem term by term, the step, smoothing and clip it admits, and the corollary's rounds.
 
-    Example: dpzv privacy theory --F 2.3 --L 1 --l 1 --sigma-s 1 --d 5000 --d-0 2000 --d-m 1000 --batch 512
+    Example: dpzv privacy theory --F 2.3 --L 1 --l 1 --sigma-s 1 --d-0 2000 --d-m 1000 --d-m 500 --batch 512
     --rounds 10000 --records 60000 --mu 0.27
     """
     from dpzv.privacy import theory as paper
     from dpzv.privacy.gdp import paper_sigma_dp
 
     names = [field.name for field in dataclasses.fields(paper.Constants)]
-    constants = paper.Constants(**{name: getattr(asked, name) for name in names})
+    given = {name: getattr(asked, name) for name in names}
+    constants = paper.Constants(**given | {"d_m": tuple(asked.d_m), "q_m": tuple(asked.q_m or ())})
     T, D, mu = asked.T, asked.D, asked.mu
-    eta, lam = paper.admissible_eta(constants, T), paper.admissible_lam(constants, T)
+    lam = paper.admissible_lam(constants, T)
     clip = asked.C if asked.C is not None else paper.least_clip(constants, lam) * 1.5
-    sigma_dp = paper_sigma_dp(clip, T, D, mu)
+    eta, sigma_dp = paper.admissible_eta(constants, T, lam=lam, C=clip), paper_sigma_dp(clip, T, D, mu)
+    least, d = paper.least_clip(constants, lam), constants.largest
+    values: dict[str, Any] = {"eta": eta, "lam": lam, "C": clip, "least_C": least, "sigma_dp": sigma_dp}
+    values["loss_bias"] = paper.loss_bias(constants.L, lam, d)
+    values["smoothing_bias"] = paper.smoothing_bias(constants.L, lam, d)
+    values["clip_bias"] = paper.clip_bias(constants, lam, clip, d)
+    # of an estimate in the largest block where the gradient vanishes: what moves the weights there
+    values["second_moment"] = paper.second_moment(constants, 0.0, d=d, lam=lam, C=clip, sigma_dp=sigma_dp)
     found = paper.bound(constants, T=T, eta=eta, lam=lam, C=clip, sigma_dp=sigma_dp)
-    rounds, rate = paper.corollary_rounds(constants, C=clip, D=D, mu=mu)
-    values = {"eta": eta, "lam": lam, "C": clip, "least_C": paper.least_clip(constants, lam), "sigma_dp": sigma_dp}
-    terms = {**dataclasses.asdict(found), "bound": found.total}
-    _print({**values, **terms, "corollary_rounds": rounds, "corollary_rate": rate}, asked.json)
+    values |= {**dataclasses.asdict(found), "bound": found.total}
+    rest = paper.corollary(constants, C=clip, D=D, mu=mu)
+    values |= {"corollary_rounds": rest.rounds, "corollary_rounds_printed": rest.printed_rounds}
+    _print({**values, "corollary_rate": rest.rate}, asked.json)
 
 
 def _figures(asked: PlanRequest) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How runs are shown: a progress bar while they go on, then a small table and the statement in words."""
+"""How runs are shown when they end: a small table and the statement in words; and how they are asked to stop."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from dpzv.errors import ConfigError
-from dpzv.metrics import headline_text
+from dpzv.metrics import headline_text, improves
+from dpzv.report.page import write_page
 
-__all__ = ["columns", "json_text", "progress_bar", "result", "statement_text", "stop_asked"]
+__all__ = ["REPORT", "columns", "json_text", "result", "statement_text", "stop_asked"]
 
+REPORT = "report.html"
+UNTRAINED = "untrained devices"
 INDENT = 15  # where the text of a statement's labelled line begins
 
 
@@ -43,12 +45,6 @@ def stop_asked() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def progress_bar(quiet: bool) -> Progress:
-    """A bar on standard error, or none if `quiet`; its tasks have a field `figures`."""
-    parts = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[figures]}"))
-    return Progress(*parts, TimeElapsedColumn(), console=Console(stderr=True), disable=quiet)
-
-
 def columns(names: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str]) -> Table:
     """A table without lines; the columns named in `left` are aligned to the left, all others to the right."""
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -67,10 +63,12 @@ def json_text(values: object) -> str:
 def result(summaries: dict[str, dict[str, Any]], folder: Path, *, quiet: bool, json: bool) -> None:
     """Print one row a run and the statement of the last one, or the last summary as JSON, or nothing.
 
-    `summaries` have the names of their runs; a run without a name is called by its method.
+    `summaries` have the names of their runs; a run without a name is called by its method. In any case the report page
+    of `folder` is written into it.
 
     Raises `ConfigError` if the result of a run is not finite, and so is none.
     """
+    write_page([folder], folder / REPORT)
     if json:
         sys.stdout.write(json_text(list(summaries.values())[-1]))
     elif not quiet:
@@ -86,12 +84,13 @@ def _tables(summaries: dict[str, dict[str, Any]], folder: Path) -> None:
     names = ("run", "test", "private head", "rounds", "MB", "seconds", "epsilon")
     rows, together = [], ", all parties" if len(summaries) > 1 else ""
     for name, summary in summaries.items():
-        epsilon = summary["epsilon"]
-        learned = summary["rounds"] or summary["head_rule"] != "frozen"
+        if not name and summary["untrained"] and UNTRAINED not in summaries:
+            rows.append(_untrained_row(summary["untrained"]))
+        epsilon, private = summary["epsilon"], summary["private_head"]
         row = [
-            name or ("untrained devices" if summary["rounds"] == 0 else summary["method"] + together),
+            name or (UNTRAINED if summary["rounds"] == 0 else summary["method"] + together),
             headline_text(summary),
-            headline_text(summary["private_head"]) if learned else "not trained",
+            headline_text(private) if private["trained"] else "not trained",
             str(summary["rounds"]),
             f"{(summary['bytes_up'] + summary['bytes_down']) / 1e6:.1f}",
             f"{summary['seconds']:.1f}",
@@ -101,12 +100,30 @@ def _tables(summaries: dict[str, dict[str, Any]], folder: Path) -> None:
     console = Console()
     console.print(columns(names, rows, left=names[:3]))
     console.print()
+    if before := summary["untrained"]:
+        _added(summary, before)
     _took_part(summary["participation"])
     if chosen := summary["final_head"]:
         _chosen(chosen)
     statement_text(summary["statement"])
     console.print()
     console.print(f"Run folder: {folder}", highlight=False, markup=False)
+    console.print(f"Report page: {folder / REPORT}", highlight=False, markup=False)
+
+
+def _untrained_row(before: Mapping[str, Any]) -> list[str]:
+    """The devices as they started: they sent all records once, nothing came back, and no other run was needed."""
+    return [UNTRAINED, headline_text(before), "not trained", "0", f"{before['bytes_up'] / 1e6:.1f}", "-", "0"]
+
+
+def _added(summary: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Print a line if training has added nothing."""
+    if not improves(summary, before):
+        statement_text(
+            f"Training added nothing: untrained devices give {headline_text(before)}, the trained ones "
+            f"{headline_text(summary)}. With train.rounds=0 nothing is released and no budget is spent."
+        )
+        Console().print()
 
 
 def _took_part(participation: Sequence[Mapping[str, Any]]) -> None:
@@ -126,8 +143,10 @@ def _chosen(chosen: Mapping[str, Any]) -> None:
     scores = ", ".join(
         f"{name}: {'-' if loss is None else format(loss, '.4f')}" for name, loss in chosen["losses"].items()
     )
-    why = f", chosen by the loss on {chosen['records']} held-out training records ({scores})" if scores else ""
-    statement_text(f"Final head: {chosen['name']}{why}")
+    parts = f" in {chosen['folds']} folds" if chosen["folds"] > 1 else ""
+    why = f", chosen by the loss on {chosen['records']} held-out training records{parts} ({scores})" if scores else ""
+    setting = f" ({chosen['setting']})" if chosen["setting"] else ""
+    statement_text(f"Final head: {chosen['name']}{setting}{why}")
     Console().print()
 
 

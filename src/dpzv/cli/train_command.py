@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from dpzv.cli.options import Json, Recipe, Sets, tree_of
+from dpzv.cli.options import Json, Recipe, Sets, tree_of, with_options
+from dpzv.cli.watching import Watchable, at_once, watched
 from dpzv.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpzv.config import Config, Tree
-    from dpzv.runtime.journal import Observer, Snapshot
 
-__all__ = ["recipes", "resume", "train"]
+__all__ = ["recipes", "resume", "runs_beside", "train"]
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no statement; errors only.")]
 JsonSummary = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
@@ -50,11 +50,14 @@ def recipes(
             typer.echo(f"{n:<{width}}  {shipped.title(n)}")
 
 
-def train(
-    recipe: Recipe,
-    set_: Sets,
-    out: Annotated[Path | None, typer.Option("--out", help="The run folder; default runs/RECIPE-TIME.")] = None,
-    max_seconds: Seconds = float("inf"),
+@dataclasses.dataclass(frozen=True, slots=True)
+class Training:
+    """The options of `dpzv train`."""
+
+    recipe: Recipe
+    set_: Sets
+    out: Annotated[Path | None, typer.Option("--out", help="The run folder; default runs/RECIPE-TIME.")] = None
+    max_seconds: Seconds = float("inf")
     beside: Annotated[
         str,
         typer.Option(
@@ -63,30 +66,44 @@ def train(
             "frozen=WIDTH (untrained, with so many numbers a record and device), alone (each party by itself).",
             show_default=False,
         ),
-    ] = "",
-    quiet: Quiet = False,
-    json: JsonSummary = False,
-) -> None:
-    """Train a recipe under its privacy budget.
+    ] = ""
+    record_view: Annotated[
+        bool, typer.Option("--record-view", help="Keep what each device saw and holds, for `dpzv attack`.")
+    ] = False
+    quiet: Quiet = False
+    json: JsonSummary = False
+
+
+@with_options(Training)
+def train(asked: Training) -> None:
+    """Train a recipe, or the parties' own files in one process, under its privacy budget.
 
     Example: dpzv train flights --set privacy.epsilon=0.5 --out runs/half
     """
     from dpzv import config as configuration
     from dpzv.cli.show import result
 
-    tree = tree_of(recipe, set_)
+    tree = tree_of(asked.recipe, asked.set_)
     config = configuration.parse(tree)
-    from dpzv.runtime.run import start  # imports torch, so the configuration is checked first
+    from dpzv.runtime.run import load_whole, start  # imports torch, so the configuration is checked first
 
-    folder = out or Path("runs") / f"{Path(recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    summaries = {}
-    for name, inner, other in [*_beside(beside, tree, config), ("", "", config)]:
-        run = partial(start, other, folder / inner)
-        summaries[name] = _watched(run, max_seconds, folder / inner, quiet=quiet or json)
-    result(summaries, folder, quiet=quiet, json=json)
+    folder = asked.out or Path("runs") / f"{Path(asked.recipe[0]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    made = [*runs_beside(asked.beside, tree, config), ("", "", config)]
+    whole = load_whole(config)  # read once: all of these runs have the same records
+    runs = [
+        Watchable(
+            name,
+            folder / inner,
+            partial(start, other, folder / inner, whole=whole, record_view=asked.record_view and not inner),
+        )
+        for name, inner, other in made
+    ]
+    threads = at_once([other for _, _, other in made])
+    summaries = watched(runs, asked.max_seconds, quiet=asked.quiet or asked.json, threads=threads)
+    result(summaries, folder, quiet=asked.quiet, json=asked.json)
 
 
-def _beside(words: str, tree: Tree, config: Config) -> Iterator[tuple[str, str, Config]]:
+def runs_beside(words: str, tree: Tree, config: Config) -> Iterator[tuple[str, str, Config]]:
     """What `--beside` asks for: the name of each run, that of its folder within the run's, and its configuration."""
     from dpzv import config as configuration
     from dpzv.runtime.baselines import UNTRAINED, alone, parties
@@ -121,45 +138,5 @@ def resume(
     from dpzv.cli.show import result
     from dpzv.runtime.run import resume as resume_run
 
-    summary = _watched(partial(resume_run, folder), max_seconds, folder, quiet=quiet or json)
-    result({"": summary}, folder, quiet=quiet, json=json)
-
-
-def _watched(
-    run: Callable[[Observer, float], dict[str, Any] | None], max_seconds: float, folder: Path, *, quiet: bool
-) -> dict[str, Any]:
-    """The summary of a run under a progress bar; ends with 130 if it is interrupted."""
-    with _watching(quiet) as observe:
-        summary = run(observe, max_seconds)
-    if summary is None:
-        typer.echo(f"dpzv: interrupted; everything up to here is kept, go on with `dpzv resume {folder}`.", err=True)
-        raise typer.Exit(130)
-    return summary
-
-
-@contextmanager
-def _watching(quiet: bool) -> Iterator[Observer]:
-    """An observer with a progress bar, redrawn at most ten times a second, that asks the run to stop on Ctrl-C."""
-    from dpzv.cli.show import progress_bar, stop_asked
-
-    bar, shown = progress_bar(quiet), 0.0
-    task = bar.add_task("reading the data", total=None, figures="")
-    with stop_asked() as stopped, bar:
-
-        def observe(snapshot: Snapshot) -> bool:
-            nonlocal shown
-            now = time.monotonic()
-            if not quiet and (now - shown >= 0.1 or snapshot.stage != "rounds" or snapshot.t >= snapshot.T):
-                shown, total, figures = now, max(snapshot.T, 1), _figures(snapshot)
-                bar.update(task, description=snapshot.stage, total=total, completed=snapshot.t, figures=figures)
-            return not stopped()
-
-        yield observe
-
-
-def _figures(snapshot: Snapshot) -> str:
-    from dpzv.metrics import headline_text
-
-    metric = "" if snapshot.metrics is None else f"{headline_text(snapshot.metrics)}, "
-    spent = f"epsilon {snapshot.epsilon_spent:.3g} of {snapshot.epsilon:.3g}"
-    return f"round {snapshot.t}/{snapshot.T}, {metric}{snapshot.bytes_total / 1e6:.1f} MB, {spent}"
+    run = Watchable("", folder, partial(resume_run, folder))
+    result(watched([run], max_seconds, quiet=quiet or json), folder, quiet=quiet, json=json)

@@ -6,10 +6,11 @@ writes name its folder as a parent.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,7 @@ from dpzv.cli import options
 from dpzv.cli.many_runs import Executed, execute, fail
 
 if TYPE_CHECKING:
-    from dpzv.config import Config
+    from dpzv.config import Config, Tree
 
 __all__ = ["tune"]
 
@@ -78,13 +79,13 @@ def tune(asked: Tuning) -> None:
     from dpzv.cli.show import json_text
     from dpzv.runtime import compute_cost
     from dpzv.runtime.grid import layered
-    from dpzv.runtime.search import draw, space_of, tree_of
+    from dpzv.runtime.search import draw, space_of, tree_of, with_changes, with_parents
 
-    tree, spaces, epsilon = recipes.tree(asked.recipe), recipes.toml_file(asked.space), asked.epsilon
-    chosen = recipes.settings(asked.recipe, asked.accounting, asked.settings)
-    always = {"data": {"holdout": HOLDOUT}, "privacy": {"accounting": asked.accounting}}
-    changes = [*map(configuration.set_key, asked.set_), always]
-    names, name = options.methods_of(asked.methods), Path(asked.recipe).stem
+    tree, spaces, epsilon = options.tree_of(asked.recipe, []), recipes.toml_file(asked.space), asked.epsilon
+    chosen = recipes.settings(asked.recipe[0], asked.accounting, asked.settings)
+    sets = list(map(configuration.set_key, asked.set_))
+    changes = [*sets, {"data": {"holdout": HOLDOUT}, "privacy": {"accounting": asked.accounting}}]
+    names, name = options.methods_of(asked.methods), Path(asked.recipe[0]).stem
     folder = asked.out or Path("runs") / f"tune-{name}"
     drawn: list[tuple[str, int, dict[str, Any]]] = []
     configs: dict[str, Config] = {}
@@ -97,16 +98,34 @@ def tune(asked: Tuning) -> None:
     earlier = dict.fromkeys(parent for config in configs.values() for parent in config.privacy.parents)
     base = configuration.parse(layered(tree, {}, "", [*changes, {"train": {"method": "dpzv"}}]))
     prepare = partial(compute_cost.prepare, configs, base, folder, asked.jobs)
+    if not asked.quiet:
+        _warn(len(configs), epsilon)
     executed = execute(prepare, folder, quiet=asked.quiet or asked.json)
     judged = _judge(drawn, executed, folder)
     parents = (*earlier, str(folder.resolve()))
-    _write(judged, chosen, parents, f"{name} at epsilon {epsilon:g}, {asked.accounting} accounting", folder)
+    _write(
+        judged,
+        with_parents(with_changes(chosen, _carried(sets)), parents),
+        _carried(sets),
+        f"{name} at epsilon {epsilon:g}, {asked.accounting} accounting",
+        folder,
+    )
     _write_configurations(judged, list(configs.values()), parents, folder)
     if asked.json:
         sys.stdout.write(json_text(judged))
     elif not asked.quiet:
         _show(judged, folder)
     fail(executed.failures)
+
+
+def _warn(trials: int, epsilon: float) -> None:
+    """Say on standard error, before anything is spent, that trials on the same records add up."""
+    if trials > 1 and math.isfinite(epsilon):
+        typer.echo(
+            f"dpzv: {trials} trials may spend epsilon {epsilon:g} each on the same records, and what they spend adds "
+            "up; tune on made-up or public records like yours where you can.",
+            err=True,
+        )
 
 
 def _judge(drawn: list[tuple[str, int, dict[str, Any]]], executed: Executed, folder: Path) -> list[_Trial]:
@@ -143,22 +162,36 @@ def _best(judged: Sequence[_Trial]) -> list[_Trial]:
     return [trial for trial in best.values() if trial.score is not None]
 
 
-def _write(judged: list[_Trial], settings: dict[str, Any], parents: Sequence[str], what: str, folder: Path) -> None:
-    """Write trials.jsonl, and best.toml: the settings the trials began from with each method's best on top."""
+def _carried(sets: list[Tree]) -> Tree:
+    """What --set changed, without the keys that a tuning decides by itself."""
+    from dpzv.config import merge
+
+    decided = {"data.holdout", "privacy.accounting", "privacy.epsilon", "privacy.parents", "train.method"}
+    kept = (tree for tree in sets if not decided & {f"{s}.{key}" for s, keys in tree.items() for key in keys})
+    return reduce(merge, kept, {})
+
+
+def _write(judged: list[_Trial], best: dict[str, Any], carried: Tree, what: str, folder: Path) -> None:
+    """Write trials.jsonl, and best.toml: the settings the trials began from with each method's `best` on top.
+
+    `carried` are those among them that --set changed.
+    """
     from dpzv.config import merge
     from dpzv.durable import write_atomically
-    from dpzv.runtime.search import settings_text, tree_of, with_parents
+    from dpzv.runtime.search import settings_text, tree_of
 
     write_atomically(folder / "trials.jsonl", b"".join(msgspec.json.encode(trial) + b"\n" for trial in judged))
-    best = with_parents(settings, parents)
-    reasons = {"all.privacy.parents": "earlier runs on these records, the trials among them"}
+    reasons = {f"all.{section}.{key}": "set by --set" for section, keys in carried.items() for key in keys}
+    reasons["all.privacy.parents"] = "earlier runs on these records, the trials among them"
     for trial in _best(judged):
         best[trial.method] = merge(best.get(trial.method, {}), tree_of(trial.settings))
         tried = sum(other.method == trial.method for other in judged)
         told = f"trial {trial.number}, the best of {tried} on held-out training records: {_figure(trial)}"
         reasons |= {f"{trial.method}.{key}": told for key in trial.settings}
     title = f"Settings for `dpzv compare`, found by `dpzv tune` for {what}."
-    write_atomically(folder / "best.toml", settings_text(title, best, reasons).encode())
+    trials = {trial.method: sum(other.method == trial.method for other in judged) for trial in _best(judged)}
+    text = settings_text(title, best, reasons, what.partition(" ")[0], trials)
+    write_atomically(folder / "best.toml", text.encode())
 
 
 def _write_configurations(

@@ -14,9 +14,9 @@ import msgspec
 from dpzv.metrics import headline
 from dpzv.report.table_text import figure_text
 
-__all__ = ["FROZEN", "Record", "ahead", "cells", "groups", "header", "notes", "read", "rows"]
+__all__ = ["UNTRAINED", "Record", "ahead", "cells", "groups", "header", "notes", "read", "rows", "untuned"]
 
-FROZEN = "frozen"
+UNTRAINED = "untrained"
 """The name of runs whose devices stay as they start."""
 
 
@@ -46,7 +46,7 @@ class Row(msgspec.Struct, frozen=True):
     method: str
     epsilon: float | None  # None: no privacy
     seeds: int
-    metric: str  # accuracy | auc | loss
+    metric: str  # accuracy | auc | r2 | loss
     refitted: float
     refitted_spread: float
     in_loop: float
@@ -64,11 +64,20 @@ class Row(msgspec.Struct, frozen=True):
     guarantee: bool
     guarantee_why: str
     compute: float  # a device's work for a batch, in units of DPZV's two forwards
+    trials: int  # that chose its settings on held-out training records; 0: nobody tuned them
+
+    @property
+    def name(self) -> str:
+        """The method, marked where nobody tuned its settings for this recipe."""
+        return self.method if self.trials or self.method == UNTRAINED else f"{self.method} (untuned)"
 
 
-def rows(records: Sequence[Record], target: float | None, compute: dict[str, float]) -> list[Row]:
-    """One row for each method and epsilon, in the order they first appear; `compute` by method."""
-    return [_row(group, target, compute.get(method, 1.0)) for (method, _), group in groups(records).items()]
+def rows(
+    records: Sequence[Record], target: float | None, compute: dict[str, float], trials: dict[str, int]
+) -> list[Row]:
+    """One row for each method and epsilon, in the order they first appear; `compute` and `trials` by method."""
+    grouped = groups(records).items()
+    return [_row(group, target, compute.get(method, 1.0), trials.get(method, 0)) for (method, _), group in grouped]
 
 
 def groups(records: Sequence[Record]) -> dict[tuple[str, float | None], list[Record]]:
@@ -79,7 +88,7 @@ def groups(records: Sequence[Record]) -> dict[tuple[str, float | None], list[Rec
     return found
 
 
-def _row(group: list[Record], target: float | None, compute: float) -> Row:
+def _row(group: list[Record], target: float | None, compute: float, trials: int) -> Row:
     summaries = [record.summary for record in group]
     first = summaries[0]
     refitted = [headline(summary)[1] for summary in summaries]
@@ -108,12 +117,13 @@ def _row(group: list[Record], target: float | None, compute: float) -> Row:
         guarantee=all(summary["guarantee"] for summary in summaries),
         guarantee_why=next((s["guarantee_why"] for s in summaries if not s["guarantee"]), first["guarantee_why"]),
         compute=compute,
+        trials=trials,
     )
 
 
 def header(table: Sequence[Row]) -> list[str]:
     """The names of the columns."""
-    metric = table[0].metric.replace("auc", "AUC")
+    metric = table[0].metric.replace("auc", "AUC").replace("r2", "R^2")
     names = ["method", "epsilon", f"{metric}, refitted", f"{metric}, in loop"]
     if table[0].accuracy is not None:
         names.append("accuracy, refitted")
@@ -125,11 +135,11 @@ def header(table: Sequence[Row]) -> list[str]:
 def cells(row: Row) -> list[str]:
     """A row as words, one a column."""
     words = [
-        row.method,
+        row.name,
         "none" if row.epsilon is None else f"{row.epsilon:g}",
         _figure(row.metric, row.refitted, row.refitted_spread, row.seeds),
         # the head in the loop over untrained devices is not trained either
-        "-" if row.method == FROZEN else _figure(row.metric, row.in_loop, row.in_loop_spread, row.seeds),
+        "-" if row.method == UNTRAINED else _figure(row.metric, row.in_loop, row.in_loop_spread, row.seeds),
     ]
     if row.accuracy is not None:
         words.append(_figure("accuracy", row.accuracy, row.accuracy_spread, row.seeds))
@@ -153,7 +163,7 @@ def ahead(table: Sequence[Row]) -> list[str]:
     sentences = []
     for row in table:
         dpzv = ours.get(row.epsilon)
-        if dpzv is None or row.method in ("dpzv", FROZEN) or row.bytes_to_target is None or row.target is None:
+        if dpzv is None or row.method in ("dpzv", UNTRAINED) or row.bytes_to_target is None or row.target is None:
             continue
         if dpzv.bytes_to_target is not None and dpzv.bytes_to_target <= row.bytes_to_target:
             continue
@@ -165,6 +175,21 @@ def ahead(table: Sequence[Row]) -> list[str]:
             f"{row.bytes_to_target / 1e6:.1f} MB{_of(row)}; {against}."
         )
     return sentences
+
+
+def untuned(table: Sequence[Row], recipe: str) -> list[str]:
+    """Sentences about settings that nobody tuned for this recipe, or that had unequal numbers of trials."""
+    trials = {row.method: row.trials for row in table if row.method != UNTRAINED}
+    if never := [method for method, number in trials.items() if not number]:
+        return [
+            f"Untuned for {recipe}: {', '.join(never)}. dpzv has the recipe's own settings, the others have general "
+            "ones, so this is no fair comparison of methods; `dpzv tune` gives each the same number of trials, and its "
+            "best.toml is what --settings takes."
+        ]
+    if len(set(trials.values())) > 1:
+        told = ", ".join(f"{method} {number}" for method, number in trials.items())
+        return [f"The methods were tuned by unequal numbers of trials: {told}."]
+    return []
 
 
 def notes(table: Sequence[Row], seeds: int, eval_every: int) -> list[str]:
@@ -182,7 +207,7 @@ def notes(table: Sequence[Row], seeds: int, eval_every: int) -> list[str]:
             f"The target is looked for every {eval_every} rounds, with the head in the loop; "
             "bytes include the first fill of the table."
         )
-    charged = dict.fromkeys(f"{row.method} {row.compute:g}" for row in table if row.method != FROZEN)
+    charged = dict.fromkeys(f"{row.method} {row.compute:g}" for row in table if row.method != UNTRAINED)
     lines.append(f"Compute charged for a batch, dpzv's two forwards being 1: {', '.join(charged)}.")
     return lines + _reasons(table)
 
@@ -222,6 +247,6 @@ def _of(row: Row) -> str:
 
 
 def _until(row: Row, text: str | None) -> str:
-    if row.method == FROZEN:
+    if row.method == UNTRAINED:
         return "-"
     return "never" if text is None else text + _of(row)

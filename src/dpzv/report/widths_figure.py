@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dpzv.report.figure_file import STYLES, axes_of
 from dpzv.report.widths_table import ALONE, BACKPROPAGATION, TRAINED, UNTRAINED, WidthRow
 
 __all__ = ["draw", "lines"]
@@ -14,42 +15,29 @@ __all__ = ["draw", "lines"]
 BLUE, GREEN, ORANGE, PINK, GREY = "#0072b2", "#009e73", "#d55e00", "#cc79a7", "#777777"
 """Okabe and Ito's palette, which colour-blind readers can tell apart too."""
 
-STYLES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
-"""Line styles, one for each epsilon."""
-
 
 def draw(table: Sequence[WidthRow], title: str, path: Path) -> None:
-    """Write the figure as a PNG: a line over the widths for each kind of row, with bars of one standard error.
+    """Write the figure as SVG: a line over the widths for each kind of row, with bars of one standard error.
 
     Of the parties alone only the best and the worst are drawn, by their mean over the widths.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     metric = table[0].metric
     scale = 100.0 if metric == "accuracy" else 1.0
-    for label, line, look in lines(table):
-        x = [row.width for row in line]
-        y = [scale * row.mean for row in line]
-        bars = [scale * (row.standard_error or 0.0) for row in line]
-        axes.errorbar(x, y, yerr=bars, label=label, capsize=2.5, elinewidth=1, markersize=5, linewidth=1.6, **look)
-    axes.set_xscale("log", base=2)
-    widths = sorted({row.width for row in table})
-    axes.xaxis.set_major_locator(FixedLocator(widths))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_xlabel("numbers that a device sends for a record")
-    axes.set_ylabel({"accuracy": "test accuracy, %", "auc": "test AUC"}.get(metric, f"test {metric}"))
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9, handlelength=3)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
-    pyplot.close(figure)
+    with axes_of(title, path) as axes:
+        from matplotlib.ticker import FixedLocator, NullLocator  # slow to import
+
+        for label, line, look in lines(table):
+            x = [row.width for row in line]
+            y = [scale * row.mean for row in line]
+            bars = [scale * (row.standard_error or 0.0) for row in line]
+            axes.errorbar(x, y, yerr=bars, label=label, capsize=2.5, elinewidth=1, markersize=5, linewidth=1.6, **look)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(sorted({row.width for row in table})))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_xlabel("numbers that a device sends for a record")
+        named = {"accuracy": "test accuracy, %", "auc": "test AUC", "r2": "test R^2"}
+        axes.set_ylabel(named.get(metric, f"test {metric}"))
 
 
 def lines(table: Sequence[WidthRow]) -> list[tuple[str, list[WidthRow], dict[str, Any]]]:

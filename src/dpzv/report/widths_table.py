@@ -53,7 +53,7 @@ class WidthRow(msgspec.Struct, frozen=True):
     party: str  # empty unless it is alone
     width: int
     epsilon: float | None  # None: no privacy
-    metric: str  # accuracy | auc | loss
+    metric: str  # accuracy | auc | r2 | loss
     values: dict[int, float]  # by seed
     mean: float
     standard_error: float | None  # None with one seed
@@ -104,7 +104,7 @@ def _row(group: list[Measured]) -> WidthRow:
 
 def header(table: Sequence[WidthRow]) -> list[str]:
     """The names of the columns."""
-    metric = table[0].metric.replace("auc", "AUC")
+    metric = table[0].metric.replace("auc", "AUC").replace("r2", "R^2")
     return ["numbers", "devices", "epsilon", metric, "MB in all", "guarantee"]
 
 

@@ -1,0 +1,81 @@
+"""`dpzv rehearse`: the parties' own files in one process, before anybody else is involved."""
+
+from __future__ import annotations
+
+import time
+from functools import partial, reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpzv.cli.options import Sets
+from dpzv.cli.train_command import Quiet, runs_beside
+from dpzv.cli.watching import Watchable, at_once, watched
+
+if TYPE_CHECKING:
+    from dpzv.runtime.rehearsal import Rehearsed
+
+__all__ = ["rehearse"]
+
+LOOK = (
+    "This process reads the records of all parties, so a rehearsal is a look at them by whoever runs it: use made-up "
+    "records, or extracts that one person may see. Its noise can be repeated, so it guarantees nothing."
+)
+
+
+def rehearse(
+    files: Annotated[
+        list[str], typer.Argument(help="The agreed run's TOML file, then the files of the server and of every device.")
+    ],
+    set_: Sets,
+    out: Annotated[Path | None, typer.Option("--out", help="The folder; default runs/rehearsal-TIME.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Rehearse a run with the parties' own files: align, train, predict, beside untrained devices and each party alone.
+
+    Nothing is sent, no keys are needed, and the parties' own folders are not touched.
+
+    Example: dpzv rehearse run.toml server.toml bank.toml shop.toml
+    """
+    from dpzv import config as configuration
+    from dpzv.cli.show import result
+    from dpzv.network.prediction_files import write_predictions
+    from dpzv.runtime.rehearsal import predicted, rehearsed, rehearsed_tree
+    from dpzv.runtime.run import load_whole, start
+
+    changes = [*map(configuration.set_key, set_), {"noise": {"source": "seeded"}}]
+    tree = reduce(configuration.merge, changes, rehearsed_tree(files))
+    config = configuration.parse(tree)
+    shared = rehearsed(config.data.parties)
+    if not quiet:
+        typer.echo(f"{LOOK}\n")
+        _tell_shared(shared)
+    folder = out or Path("runs") / f"rehearsal-{time.strftime('%Y%m%d-%H%M%S')}"
+    asked = [*runs_beside("frozen,alone", tree, config), ("", "", config)]
+    whole = load_whole(config)
+    runs = [
+        Watchable(name, folder / inner, partial(start, other, folder / inner, whole=whole))
+        for name, inner, other in asked
+    ]
+    summaries = watched(runs, float("inf"), quiet=quiet, threads=at_once([other for _, _, other in asked]))
+    result(summaries, folder, quiet=quiet, json=False)
+    output = predicted(config, shared.data, folder)
+    write_predictions(folder / "predictions.csv", shared.labels, shared.test_ids, output)
+    if not quiet:
+        typer.echo(f"Predictions of the {len(shared.test_ids)} test records: {folder / 'predictions.csv'}")
+
+
+def _tell_shared(shared: Rehearsed) -> None:
+    """Print how many rows each party has, what is odd about its values, and how many records all parties share."""
+    from dpzv.report.table_text import columned
+
+    lines = [["party", "rows", "known to the server"]]
+    parties = zip(("the server", *shared.data.devices), shared.found.sizes, shared.found.with_server, strict=True)
+    lines += [[name, f"{rows:,}", f"{known:,}"] for name, rows, known in parties]
+    typer.echo(columned(lines))
+    for name, sentences in shared.odd.items():
+        for sentence in sentences:
+            typer.echo(f"{name}: {sentence}")
+    trained, tested = len(shared.data.y_train), len(shared.test_ids)
+    typer.echo(f"All parties share {shared.found.n:,} records: {trained:,} to train on, {tested:,} to test on.\n")

@@ -1,0 +1,74 @@
+"""`fig-honest`: the paper's epsilon beside the one that holds, and accuracy against the true epsilon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpzv.privacy.gdp import epsilon_of, mu_of, true_mu_of_paper
+from dpzv.report.panels import COLOURS, Curve, Panel, draw
+from dpzv.report.reproduced import ItemRuns, ItemTold, Line, standard
+
+__all__ = ["told", "true_epsilon"]
+
+PRINTED = (0.1, 0.5, 1.0, 5.0, 10.0)
+"""The budgets that the paper prints."""
+
+RECORDS, GREYS = 60_000, ("#c0c0c0", "#8a8a8a", "#505050")
+"""The records of the panel on the left, MNIST's, and the colours of its batches."""
+
+
+def true_epsilon(epsilon: float, delta_dp: float, B: int, D: int) -> float:
+    """What the paper's epsilon is at least against devices, who know the batches; its un-noised head is left out."""
+    return epsilon_of(true_mu_of_paper(mu_of(epsilon, delta_dp), B, D), delta_dp)
+
+
+def told(runs: ItemRuns, figure: Path) -> ItemTold:
+    """On the left the two epsilons for published sizes, on the right accuracy against the true one."""
+    options = runs.item.options
+    delta_dp, panels = float(options["delta_dp"]), []
+    curves = []
+    for B, grey in zip(options["batches"], GREYS, strict=False):
+        held = [true_epsilon(epsilon, delta_dp, B, RECORDS) for epsilon in PRINTED]
+        curves.append(Curve(f"batch {B}", list(PRINTED), held, grey, marker="o"))
+    curves.append(Curve("as printed", list(PRINTED), list(PRINTED), "#222222", 1))
+    panels.append(
+        Panel(f"{RECORDS:,} records", "epsilon of the paper", "epsilon that holds, at least", curves, True, True)
+    )
+    for workload in runs.places:
+        lines = runs.of(workload)
+        made = []
+        for row, accounting in dict.fromkeys((line.cell.row, line.cell.accounting) for line in lines):
+            own = [line for line in lines if (line.cell.row, line.cell.accounting) == (row, accounting)]
+            points = sorted((_budget(line), 100 * (line.mean(lambda run: run.in_loop) or 0.0)) for line in own)
+            if row == "untrained":  # costs no epsilon: a level over the whole axis
+                level = 100 * (own[0].mean(lambda run: run.refitted) or 0.0)
+                places = [line for line in lines if line.cell.row != row]
+                points = [(end(map(_budget, places)), level) for end in (min, max)] if places else []
+            label = own[0].label + (", paper's rule" if accounting == "paper" else "")
+            style = int(accounting == "paper") + 2 * int(row == "untrained")
+            x, y = ([point[i] for point in points] for i in (0, 1))
+            made.append(Curve(label, x, y, COLOURS.get(row, ""), style, marker="o" if row != "untrained" else ""))
+        panels.append(Panel(runs.title(workload), "true epsilon", "test accuracy, %", made, log_x=True))
+    header, rows = standard(runs)
+    notes = [_printed(name, int(D), options["batches"], delta_dp) for name, D in options["records"].items()]
+    notes.append("Untrained devices are shown with the refitted head, which never leaves the server, at epsilon 0.")
+    return ItemTold(header, rows, notes, draw(panels, figure))
+
+
+def _budget(line: Line) -> float:
+    """The epsilon that holds: the claim of the exact account, or what the published rule is at least."""
+    config = line.cell.job.config
+    if line.cell.accounting == "exact":
+        return line.cell.epsilon
+    summary = line.finished[0].summary
+    assert summary is not None
+    return true_epsilon(line.cell.epsilon, config.privacy.delta_dp, config.train.B, summary["data"]["records"])
+
+
+def _printed(name: str, D: int, batches: list[int], delta_dp: float) -> str:
+    """One published setting in words."""
+    parts = []
+    for epsilon in PRINTED:
+        held = ", ".join(f"{true_epsilon(epsilon, delta_dp, B, D):.3g} (B = {B})" for B in batches)
+        parts.append(f"{epsilon:g} is at least {held}")
+    return f"{name}, {D:,} records, delta {delta_dp:g}: the paper's epsilon " + "; ".join(parts) + "."

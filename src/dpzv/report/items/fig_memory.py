@@ -1,0 +1,61 @@
+"""`fig-memory`: peak memory of a device's round over the model's size, as in the paper, and over one inference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dpzv.report.panels import COLOURS, save
+from dpzv.report.reproduced import ItemRuns, ItemTold, Line
+
+__all__ = ["told"]
+
+
+def told(runs: ItemRuns, figure: Path) -> ItemTold:
+    """A pair of bars for each network and method."""
+    header = ["network", "machine", "method", "MiB", "over the model", "over inference"]
+    rows = []
+    for line in runs.lines:
+        if not line.finished:
+            rows.append([runs.title(line.cell.workload), "-", "-", line.status, "-", "-"])
+            continue
+        found = _summary(line)
+        for action, peak in found["peaks"].items():
+            over = [
+                f"{peak / 2**20:.1f}",
+                f"{peak / found['weights']:.2f}",
+                f"{peak / found['peaks']['inference']:.2f}",
+            ]
+            rows.append([found["network"], found["accelerator"], action, *over])
+    done = [_summary(line) for line in runs.lines if line.finished]
+    if done:
+        _bars(done, figure)
+    return ItemTold(header, rows, ["All parameters are trained, without momentum, at the recipe's batch."], bool(done))
+
+
+def _summary(line: Line) -> dict[str, Any]:
+    found = line.finished[0].summary
+    assert found is not None
+    return found
+
+
+def _bars(found: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, grid = pyplot.subplots(1, 2, figsize=(5 * 2, 4), layout="constrained")
+    for axes, by in zip(grid, ("weights", "inference"), strict=True):
+        for group, one in enumerate(found):
+            for place, (action, peak) in enumerate(one["peaks"].items()):
+                base = one["weights"] if by == "weights" else one["peaks"]["inference"]
+                look = {"color": COLOURS.get(action, "#bbbbbb"), "width": 0.16, "label": "" if group else action}
+                axes.bar(group + 0.17 * (place - 2), peak / base, **look)
+        axes.axhline(1.0, color="black", linewidth=0.6)
+        axes.set_xticks(range(len(found)), [one["network"].partition(",")[0][:28] for one in found])
+        axes.set_ylabel("peak over the model's size" if by == "weights" else "peak over one inference")
+        axes.spines[["top", "right"]].set_visible(False)
+    grid[0].legend(frameon=False, fontsize=8)
+    save(figure, path)
+    pyplot.close(figure)

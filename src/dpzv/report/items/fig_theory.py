@@ -1,0 +1,65 @@
+"""`fig-theory`: the measured squared gradient norm along a run, beside the rate of Theorem 1."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+from dpzv.report.panels import CYCLE, Curve, Panel, draw
+from dpzv.report.reproduced import ItemRuns, ItemTold, Line, budget_text
+
+__all__ = ["told"]
+
+
+def told(runs: ItemRuns, figure: Path) -> ItemTold:
+    """Means over the rounds so far, which is what the theorem bounds, and a line that falls like its rate."""
+    header = ["workload", "epsilon", "T", "mean squared norm", "tau, largest", "tau, mean", "d", "exponent", "state"]
+    rows, panels = [], []
+    for line in runs.lines:
+        what = [runs.title(line.cell.workload), budget_text(line.cell.epsilon)]
+        if not line.finished:
+            rows.append([*what, *["-"] * 6, line.status])
+            continue
+        found = _summary(line)
+        x, y = _means(found)
+        figures = [str(found["rounds"]), f"{y[-1]:.4g}", f"{found['max_delay']:g}", f"{found['mean_delay']:.1f}"]
+        rows.append([*what, *figures, str(found["d"]), f"{_exponent(x, y):.2f}", "-"])
+    for workload in runs.places:
+        curves = []
+        for i, line in enumerate(runs.of(workload)):
+            x, y = _means(_summary(line))
+            budget = budget_text(line.cell.epsilon)
+            curves.append(Curve(f"measured, epsilon {budget}", x, y, CYCLE[i]))
+        x, y = _means(_summary(runs.of(workload)[0]))
+        curves.append(Curve("falls like the root of T", x, [y[0] * math.sqrt(x[0] / t) for t in x], "#222222", 1))
+        label = "mean squared gradient norm up to T"
+        panels.append(Panel(runs.title(workload), "T", label, curves, log_x=True, log_y=True))
+    notes = [
+        "Theorem 1 bounds the mean over the rounds of the squared norm by terms that fall like sqrt(d/T), as long as "
+        "the noise is fixed; its constants (smoothness, Lipschitz) are not known for these networks, so only the rate "
+        "is drawn, from the first measured point. An exponent of -0.5 is that rate, a smaller one is faster.",
+    ]
+    return ItemTold(header, rows, notes, draw(panels, figure))
+
+
+def _summary(line: Line) -> dict[str, Any]:
+    found = line.finished[0].summary
+    assert found is not None
+    return found
+
+
+def _means(summary: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Rounds after the first look, and the mean of the squared norm at all looks until then."""
+    norms = [one["squared_norm"] for one in summary["gradient"]]
+    rounds = [float(one["round"]) for one in summary["gradient"]]
+    means = [statistics.fmean(norms[: i + 1]) for i in range(len(norms))]
+    return rounds[1:], means[1:]
+
+
+def _exponent(x: list[float], y: list[float]) -> float:
+    """The slope of a straight line through the logarithms."""
+    if len(x) < 2:
+        return math.nan
+    return statistics.linear_regression(list(map(math.log, x)), list(map(math.log, y))).slope

@@ -1,0 +1,55 @@
+"""`table-communication`: megabytes until the target accuracy of each workload, the first fill included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpzv.report.panels import COLOURS, Panel, against, draw
+from dpzv.report.reproduced import ItemRuns, ItemTold, budget_text, percent
+
+__all__ = ["told"]
+
+
+def told(runs: ItemRuns, figure: Path) -> ItemTold:
+    """The table; the figure shows accuracy against megabytes, from which the table is read."""
+    header = ["workload", "target, %", "row", "accounting", "epsilon", "MB until target", "MB in all", "in loop, %"]
+    rows = []
+    for line in runs.lines:
+        cell, workload = line.cell, runs.workloads[line.cell.workload]
+        figures = ["-", "-", line.text(lambda run: run.in_loop, percent)]
+        if not cell.job.program:
+            figures[:2] = [
+                line.text(lambda run: run.until, _megabytes),
+                line.text(lambda run: run.megabytes, _megabytes),
+            ]
+        if not line.finished:
+            figures = [line.status, "-", "-"]
+        elif line.status:
+            figures[0] += f" ({line.status})"
+        what = [workload.title, f"{100 * workload.target:g}", line.label, cell.accounting, budget_text(cell.epsilon)]
+        rows.append([*what, *figures])
+    rows += [[text, *["-"] * 4, "not run: cost", "-", "-"] for text in runs.item.left_out]
+    panels = []
+    for place in runs.places:
+        lines = [line for line in runs.of(place) if any(run.metrics for run in line.finished)]
+        curves = [
+            against(
+                line,
+                lambda m: (m["bytes_up"] + m["bytes_down"]) / 1e6,
+                lambda m: None if m["test_accuracy"] is None else 100 * m["test_accuracy"],
+                colour=COLOURS.get(line.cell.row, ""),
+                style=int(line.cell.accounting == "exact"),
+                label=f"{line.label}, {line.cell.accounting}",
+            )
+            for line in lines
+        ]
+        panels.append(Panel(runs.title(place), "megabytes sent", "test accuracy in the loop, %", curves, log_x=True))
+    notes = [
+        "The target is looked for with the head in the loop; bytes include the first fill of the table. Where frozen "
+        "devices reach it as soon as trained ones, the head has done the work."
+    ]
+    return ItemTold(header, rows, notes, draw(panels, figure))
+
+
+def _megabytes(value: float) -> str:
+    return f"{value:.1f}"

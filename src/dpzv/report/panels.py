@@ -1,0 +1,160 @@
+"""Figures of several panels side by side, as SVG and PNG, whose axes use their space."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpzv.report.reproduced import Line
+
+__all__ = ["COLOURS", "CYCLE", "Curve", "Panel", "against", "draw", "save", "window"]
+
+COLOURS = {
+    "dpzv": "#0072b2",
+    "dpzv-zo": "#56b4e9",
+    "vafl": "#d55e00",
+    "vfl-czofo": "#009e73",
+    "zoo-vfl": "#cc79a7",
+    "frozen": "#777777",
+    "untrained": "#222222",
+    "backpropagation": "#222222",
+    "public": "#e69f00",
+}
+"""Okabe and Ito's palette, which colour-blind readers can tell apart too."""
+
+STYLES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
+CYCLE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#222222")
+
+
+LONG = 10
+"""Points from which on a curve is long."""
+
+MOST_WIDE = 3
+"""Panels side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Points that are joined by a line; `band` is a deviation at each of them."""
+
+    label: str
+    x: list[float]
+    y: list[float]
+    colour: str = ""
+    style: int = 0
+    band: list[float] = field(default_factory=list)
+    marker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One set of axes; `ticks` name places on the x axis."""
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: list[Curve]
+    log_x: bool = False
+    log_y: bool = False
+    ticks: dict[float, str] = field(default_factory=dict)
+
+
+def draw(panels: Sequence[Panel], path: Path) -> bool:
+    """Write `path` as SVG and PNG; false, and nothing, if no panel has a point."""
+    shown = [panel for panel in panels if any(curve.x for curve in panel.curves)]
+    if not shown:
+        return False
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    wide, high = min(MOST_WIDE, len(shown)), math.ceil(len(shown) / MOST_WIDE)
+    figure, grid = pyplot.subplots(high, wide, figsize=(5.2 * wide, 4.2 * high), layout="constrained", squeeze=False)
+    for axes in grid.flat[len(shown) :]:
+        axes.set_axis_off()
+    named: dict[str, Any] = {}
+    for axes, panel in zip(grid.flat, shown, strict=False):
+        for number, curve in enumerate(panel.curves):
+            drawn = _curve(axes, curve, curve.colour or CYCLE[number % len(CYCLE)])
+            named.setdefault(curve.label, drawn)
+        _axes(axes, panel)
+    handles, labels = list(named.values()), list(named)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=8)
+    save(figure, path)
+    pyplot.close(figure)
+    return True
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure as SVG, the same for the same content, and as PNG."""
+    import matplotlib
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"svg.hashsalt": path.name, "svg.fonttype": "none"}):
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    figure.savefig(path.with_suffix(".png"), dpi=150)
+
+
+def against(
+    line: Line, x: Callable[[dict[str, Any]], float], y: Callable[[dict[str, Any]], float | None], **look: Any
+) -> Curve:
+    """A curve over the lines of metrics that all finished runs of `line` have: means, and the deviation over seeds."""
+    by_round: dict[int, list[tuple[float, float]]] = {}
+    for run in line.finished:
+        for found in run.metrics:
+            value = y(found)
+            if value is not None and math.isfinite(value):
+                by_round.setdefault(found["round"], []).append((x(found), value))
+    whole = [pairs for pairs in by_round.values() if len(pairs) == len(line.finished)]
+    xs = [statistics.fmean(place for place, _ in pairs) for pairs in whole]
+    ys = [statistics.fmean(value for _, value in pairs) for pairs in whole]
+    band = [statistics.stdev(v for _, v in pairs) for pairs in whole] if len(line.finished) > 1 else []
+    colour = look.pop("colour", COLOURS.get(line.cell.row, ""))
+    return Curve(look.pop("label", line.label), xs, ys, colour, look.pop("style", 0), band)
+
+
+def _curve(axes: Any, curve: Curve, colour: str) -> Any:
+    look: dict[str, Any] = {"color": colour, "linestyle": STYLES[curve.style % len(STYLES)], "linewidth": 1.6}
+    if curve.marker or len(curve.x) < 2:
+        look |= {"marker": curve.marker or "o", "markersize": 4.5}
+    (drawn,) = axes.plot(curve.x, curve.y, **look)
+    if curve.band:
+        low, high = ([y + sign * d for y, d in zip(curve.y, curve.band, strict=True)] for sign in (-1, 1))
+        axes.fill_between(curve.x, low, high, color=colour, alpha=0.15, linewidth=0)
+    return drawn
+
+
+def _axes(axes: Any, panel: Panel) -> None:
+    axes.set_title(panel.title, loc="left", fontsize=10)
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    axes.spines[["top", "right"]].set_visible(False)
+    if panel.log_x:
+        axes.set_xscale("log")
+    if panel.log_y:
+        axes.set_yscale("log")
+    if panel.ticks:
+        axes.set_xticks(list(panel.ticks), list(panel.ticks.values()))
+        axes.minorticks_off()
+    elif panel.log_x:
+        from matplotlib.ticker import LogLocator, NullLocator
+
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.margins(x=0.02, y=0.05)
+    if not panel.log_y:
+        axes.set_ylim(*window(panel.curves))
+
+
+def window(curves: Sequence[Curve]) -> tuple[float, float]:
+    """The part of the y axis that is worth showing: of long curves the first tenth, a steep start, may leave it."""
+    values = [y for curve in curves for y in (curve.y if len(curve.y) < LONG else curve.y[len(curve.y) // 10 + 1 :])]
+    low, high = min(values), max(values)
+    room = 0.05 * (high - low) or 0.5
+    return low - room, high + room

@@ -1,0 +1,126 @@
+"""`dpzv reproduce all --scale smoke`: every figure and table from real runs, which a second call does not run again."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpzv.cli import main
+from dpzv.report.paper_numbers import numbers
+from dpzv.runtime.reproduction import ITEMS
+
+
+def dpzv(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command inside this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(sys, "argv", ["dpzv", *arguments])
+        try:
+            main()
+            code: int | str | None = 0
+        except SystemExit as stop:
+            code = stop.code
+    return int(code or 0), out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the whole reproduction, of which the first call had no time for a single run."""
+    out = tmp_path_factory.mktemp("reproduced")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPZV_DATA", str(out / "nothing"))
+        command = ["reproduce", "all", "--scale", "smoke", "--out", str(out)]
+        code, said, err = dpzv(*command, "--budget", "0")
+        assert code == 0, err
+        assert said.startswith("0 of ")
+        assert "not run yet" in (out / "reproduction.md").read_text()
+        assert not list(out.glob("runs/*/summary.json"))
+        code, said, err = dpzv(*command, "--quiet")
+        assert (code, said, err) == (0, "", ""), err
+    return out
+
+
+def test_every_item_has_its_figure_its_table_and_its_place_on_the_page(smoke: Path) -> None:
+    page = (smoke / "reproduction.md").read_text()
+    for name in ITEMS:
+        assert f"\n## {name}: " in page
+        assert f"](figures/{name}.svg)" in page
+        assert (smoke / "figures" / f"{name}.svg").read_text().lstrip().startswith("<?xml")
+        assert (smoke / "figures" / f"{name}.png").stat().st_size > 10_000
+        assert (smoke / "tables" / f"{name}.md").read_text() in page
+    for number in numbers():
+        assert f"\n| {number.what} | {number.paper} | " in page
+    assert "not run yet" not in page
+    assert "a smoke test shows that the figures can be drawn, and nothing else" in page
+
+
+def test_the_figures_of_the_page_are_those_of_the_run_records(smoke: Path) -> None:
+    (file,) = smoke.glob("runs/smoke-exact-dpzv-eps10-seed0-*/summary.json")
+    summary = json.loads(file.read_text())
+    table = (smoke / "tables" / "fig-honest.md").read_text()
+    (row,) = re.findall(r"^\| digits \(smoke\) \| DPZV, first-order head \| exact \| 10 \|.*$", table, re.MULTILINE)
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[5] == f"{100 * summary['private_head']['test_accuracy']:.2f}"
+    assert cells[6] == f"{100 * summary['test_accuracy']:.2f}"
+    assert cells[7] == f"{(summary['bytes_up'] + summary['bytes_down']) / 1e6:.1f}"
+
+
+def test_frozen_devices_have_the_head_of_the_trained_ones_and_never_move(smoke: Path) -> None:
+    table = (smoke / "tables" / "fig-convergence.md").read_text()
+    assert "| devices frozen, same head | paper |" in table
+    (file,) = smoke.glob("runs/smoke-paper-frozen-eps1-*/summary.json")
+    summary = json.loads(file.read_text())
+    assert summary["head_rule"] == "sgd"
+    assert summary["private_head"]["trained"]
+    assert summary["rounds"] == 24
+
+
+def test_the_trials_are_kept_and_what_follows_has_their_settings(smoke: Path) -> None:
+    trials = [json.loads(line) for line in (smoke / "tuning" / "smoke-paper.jsonl").read_text().splitlines()]
+    assert {trial["row"] for trial in trials} == {"dpzv", "dpzv-zo", "vafl", "zoo-vfl", "vfl-czofo"}
+    (vafl,) = (trial for trial in trials if trial["row"] == "vafl")
+    (file,) = smoke.glob("runs/smoke-paper-vafl-eps10-seed0-*/config.toml")
+    assert f"C_h = {vafl['settings']['privacy.C_h']}" in file.read_text()
+    assert "untuned" not in (smoke / "tables" / "fig-convergence.md").read_text()
+
+
+def test_finished_runs_are_not_run_again(smoke: Path) -> None:
+    before = {file: file.stat().st_mtime_ns for file in smoke.glob("runs/*/summary.json")}
+    code, said, err = dpzv("reproduce", "fig-delay", "--scale", "smoke", "--out", str(smoke))
+    assert code == 0, err
+    assert said.startswith("3 of 3 rows have runs")
+    assert before == {file: file.stat().st_mtime_ns for file in smoke.glob("runs/*/summary.json")}
+    code, said, err = dpzv("reproduce", "all", "--scale", "smoke", "--out", str(smoke), "--list")
+    assert code == 0, err
+    assert "To run: 0 s" in said
+    assert said.count("finished") == len(before)
+
+
+def test_the_list_has_seconds_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPZV_DATA", str(tmp_path / "nothing"))
+    code, said, err = dpzv("reproduce", "fig-delay", "--scale", "smoke", "--out", str(tmp_path / "out"), "--list")
+    assert (code, err) == (0, "")
+    lines = said.splitlines()
+    assert lines[0].split() == ["seconds", "state", "run"]
+    assert all(re.fullmatch(r"\d+ +to run +smoke-paper-dpzv-eps1-seed0-[0-9a-f]{12}", line) for line in lines[1:4])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fig-convergense"], "did you mean 'fig-convergence'"),
+        (["all", "--data", "modelnet40"], "WORKLOAD=PATH"),
+        (["all", "--data", "modelnet=views.npz"], "'modelnet40'"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(arguments: list[str], words: str) -> None:
+    code, _, err = dpzv("reproduce", *arguments)
+    assert code == 2
+    assert words in err

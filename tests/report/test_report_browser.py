@@ -1,0 +1,254 @@
+"""The report page in a real browser: it renders, can be read and used, and talks to nobody.
+
+Debian's chromium is driven without a screen. Where there is none, these tests are skipped, unless the environment
+variable BROWSER_TESTS is "required".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from dpzv.report import page_server
+from dpzv.report.page import write_page
+from tests.report.conftest import serving
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+FLAGS += ["--disable-component-update"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A chromium without a screen."""
+    program = shutil.which("chromium")
+    if program is None:
+        told = "the report page was not tested in a browser: this machine has no chromium (apt-get install chromium)"
+        if os.environ.get("BROWSER_TESTS") == "required":
+            pytest.fail(told)
+        pytest.skip(told)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=program, args=FLAGS)
+        yield found
+        found.close()
+
+
+@contextmanager
+def opened(browser: Browser, address: str, last: str = "", **settings: Any) -> Iterator[Page]:
+    """A page that must not complain, open a dialog, or ask for anything but its own address.
+
+    `last` is the end of the one complaint that is due.
+    """
+    context = browser.new_context(**settings)
+    page, wrong = context.new_page(), list[str]()
+    page.on("console", lambda message: wrong.append(f"console: {message.text}"))
+    page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+    page.on("request", lambda request: None if request.url == address else wrong.append(f"request: {request.url}"))
+    page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.set_default_timeout(10_000)
+    page.goto(address)
+    try:
+        yield page
+    finally:
+        context.close()
+    assert [complaint for complaint in wrong if not last or not complaint.endswith(last)] == []
+
+
+@pytest.fixture(scope="module")
+def address(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of two runs as a file."""
+    file = tmp_path_factory.mktemp("page") / "report.html"
+    write_page([runs], file)
+    return file.as_uri()
+
+
+def chart(page: Page, title: str) -> Locator:
+    return page.locator("figure").filter(has_text=re.compile(f"^{title}"))
+
+
+def lines_of(runs: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
+
+
+def told(value: float) -> str:
+    """A number as the page writes it, with five significant digits."""
+    return f"{float(f'{value:.5g}'):,.10f}".rstrip("0").rstrip(".")
+
+
+def painted(place: Locator, name: str) -> int:
+    """How many pixels of a chart have the colour that the style sheet calls `name`."""
+    count = place.locator("canvas").evaluate(
+        """(canvas, name) => {
+            const hex = getComputedStyle(document.documentElement).getPropertyValue(name).trim().slice(1);
+            const want = [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16));
+            const copy = document.createElement("canvas");
+            [copy.width, copy.height] = [canvas.width, canvas.height];
+            const context = copy.getContext("2d", { willReadFrequently: true });
+            context.drawImage(canvas, 0, 0);
+            const found = context.getImageData(0, 0, copy.width, copy.height).data;
+            let count = 0;
+            for (let i = 0; i < found.length; i += 4) {
+                if (found[i + 3] > 200 && want.every((part, k) => Math.abs(part - found[i + k]) < 8)) count++;
+            }
+            return count;
+        }""",
+        name,
+    )
+    return int(count)
+
+
+def test_curves_are_drawn_hidden_and_read_by_pointing(browser: Browser, address: str, runs: Path) -> None:
+    with opened(browser, address, viewport={"width": 1280, "height": 900}) as page:
+        assert page.locator("figure canvas").count() == 6
+        place = chart(page, "Test loss")
+        assert painted(place, "--c0") > 50
+        assert painted(place, "--c1") > 50
+        box = place.locator(".u-over").bounding_box()
+        assert box is not None
+        place.scroll_into_view_if_needed()
+        place.locator(".u-over").hover(position={"x": box["width"] - 2, "y": 50})
+        tip, last = place.locator(".tip"), {name: lines_of(runs, name)[-1] for name in ("first", "half")}
+        assert tip.inner_text().splitlines() == [
+            "rounds: 60",
+            *(f"{name}: {told(line['test_loss'])}" for name, line in last.items()),
+        ]
+        page.get_by_label("half").uncheck()
+        assert painted(place, "--c1") == 0
+        assert painted(place, "--c0") > 50
+        page.get_by_label("megabytes", exact=True).check()
+        place.locator(".u-over").hover(position={"x": box["width"] - 2, "y": 50})
+        sent = (last["first"]["bytes_up"] + last["first"]["bytes_down"]) / 1e6
+        expected = [f"megabytes: {told(sent)}", f"first: {told(last['first']['test_loss'])}"]
+        assert tip.inner_text().splitlines() == expected
+        page.mouse.move(5, 5)
+        tip.wait_for(state="hidden")
+        for words, seen in (("Hide all runs", False), ("Show all runs", True)):
+            page.get_by_role("button", name=words).click()
+            assert [painted(place, name) > 50 for name in ("--c0", "--c1")] == [seen, seen]
+            assert [page.get_by_role("checkbox", name=name).is_checked() for name in ("first", "half")] == [seen, seen]
+
+
+def test_everything_is_reached_by_keyboard_and_told_to_screen_readers(
+    browser: Browser, address: str, runs: Path
+) -> None:
+    with opened(browser, address, viewport={"width": 1280, "height": 900}) as page:
+        lines = {name: lines_of(runs, name) for name in ("first", "half")}
+        place = page.get_by_role("group", name="Test AUC, against rounds")
+        place.focus()
+        place.press("End")
+        said = page.get_by_role("status")
+        expected = "; ".join(f"{name} {told(own[-1]['test_auc'])}" for name, own in lines.items())
+        assert said.inner_text() == f"rounds 60: {expected}"
+        place.press("Home")
+        place.press("ArrowRight")  # round 10 of the first run; the second has its nearest values at round 15
+        expected = f"first {told(lines['first'][1]['test_auc'])}; half {told(lines['half'][1]['test_auc'])}"
+        assert said.inner_text() == f"rounds 10: {expected}"
+        page.keyboard.press("Escape")
+        assert not chart(page, "Test AUC").locator(".tip").is_visible()
+        page.get_by_role("checkbox", name="half").focus()
+        page.keyboard.press("Space")
+        assert not page.get_by_role("checkbox", name="half").is_checked()
+        page.get_by_role("radio", name="virtual seconds").press("Space")
+        assert page.get_by_role("group", name="Test AUC, against virtual seconds").count() == 1
+        assert page.get_by_role("table").count() == page.locator("table:visible").count()
+        assert page.locator("table:not(:has(caption)), input:not(label input), th:not([scope])").count() == 0
+        assert [heading.inner_text() for heading in page.get_by_role("heading", level=2).all()] == [
+            *("Runs", "Curves", "Privacy", "Devices", "Settings", "Numbers")
+        ]
+
+
+LUMINANCE = """(selector) => {
+    const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+        .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+    let node = document.querySelector(selector), back = node;
+    while (parts(getComputedStyle(back).backgroundColor)[3] === 0) back = back.parentElement;
+    return [getComputedStyle(node).color, getComputedStyle(back).backgroundColor].map(parts).map(light);
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_follow_the_reader_and_can_be_read(browser: Browser, address: str, scheme: str) -> None:
+    with opened(browser, address, color_scheme=scheme) as page:
+        button = page.get_by_role("button", name="Dark colours")
+        for dark in (scheme == "dark", scheme != "dark"):
+            ink, back = page.evaluate(LUMINANCE, "body")
+            assert (back < 0.1) == dark
+            assert button.get_attribute("aria-pressed") == str(dark).lower()
+            for words in ("body", ".quiet", "dt", "thead th", ".verdict", "mark", "nav a", "button"):
+                ink, back = page.evaluate(LUMINANCE, words)
+                # the least contrast for text by the web content accessibility guidelines, level AA
+                assert (max(ink, back) + 0.05) / (min(ink, back) + 0.05) >= 4.5, words
+            assert painted(chart(page, "Test loss"), "--c0") > 50
+            button.click()
+
+
+def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser: Browser, address: str) -> None:
+    small = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
+    with opened(browser, address, **small) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
+        widths = [place.bounding_box() for place in page.locator("figure .uplot").all()]
+        assert [box is not None and 250 < box["width"] <= 360 for box in widths] == [True] * 6
+        page.set_viewport_size({"width": 740, "height": 360})
+        for _ in range(100):  # turned sideways, the charts grow with the page
+            if page.locator("figure .uplot").first.evaluate("(plot) => plot.clientWidth") > 600:
+                break
+            page.wait_for_timeout(20)
+        else:
+            pytest.fail("the charts stayed narrow")
+
+
+def test_names_from_records_do_not_run(browser: Browser, runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / '<img src=x onerror="alert(1)"><script>alert(2)<∕script>'
+    shutil.copytree(runs / "first", folder, ignore=shutil.ignore_patterns("checkpoint", "weights", "ledger*"))
+    write_page([folder], tmp_path / "page.html")
+    with opened(browser, (tmp_path / "page.html").as_uri()) as page:
+        place = page.get_by_role("group", name="Test loss, against rounds")
+        place.focus()
+        place.press("End")
+        assert folder.name in chart(page, "Test loss").locator(".tip").inner_text()
+        assert page.locator("img").count() == 0
+
+
+def test_a_watched_page_follows_its_run(
+    browser: Browser, stopped: Path, tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New lines are drawn, what the reader chose stays, and the end of the run is told."""
+    monkeypatch.setattr(page_server, "RENEW", 0.2)
+    live = tmp_path / "live"
+    shutil.copytree(stopped, live)
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(tmp_path))
+        with opened(browser, server.address, "ERR_CONNECTION_REFUSED") as page:
+            place = page.get_by_role("group", name="Test loss, against seconds")
+            page.get_by_label("seconds", exact=True).check()
+            page.locator("#numbers summary").click()
+            before = len(lines_of(tmp_path, "live"))
+            line = {**lines_of(tmp_path, "live")[-1], "round": 60, "seconds": 1234.5, "test_loss": 0.123}
+            with (live / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            page.locator("#runs", has_text="1,234.5").wait_for()
+            assert page.locator("#numbers tbody tr:visible").count() == before + 1  # it stays unfolded
+            assert page.get_by_label("seconds", exact=True).is_checked()
+            place.focus()
+            place.press("End")
+            assert page.get_by_role("status").inner_text() == "seconds 1,234.5: live 0.123"
+            assert page.locator("#runs").get_by_text("under way").is_visible()
+            shutil.copy(runs / "first" / "summary.json", live)
+            page.locator("#runs").get_by_text("finished").wait_for()
+            assert "best attack on one record" in cast(str, page.locator("#privacy").text_content())
+            stack.close()
+            page.get_by_text("dpzv watch has ended").wait_for()

@@ -1,0 +1,170 @@
+"""Lines over seeds, verdicts against the paper, and the scripts of items, by figures computed by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dpzv.report.items import fig_budget, fig_honest, fig_theory
+from dpzv.report.panels import Curve, Panel, draw, window
+from dpzv.report.paper_numbers import numbers, verdict, words
+from dpzv.report.reproduced import ItemRuns, ItemTold, Line, Shown, lines_of, percent, standard
+from dpzv.runtime.reproduction import Asked, Cell, cells_of, item_of, workloads
+
+TABLE = "table-communication"
+
+
+def shown(cell: Cell, accuracy: float | None = None, until: float | None = None, **more: Any) -> Shown:
+    """A run of `cell` with this accuracy that reached its target after so many megabytes; unfinished without one."""
+    if accuracy is None:
+        return Shown(cell, None, [])
+    targets = {} if until is None else {"0.9": {"round": 1, "bytes": until * 1e6}}
+    summary = {
+        "private_head": {"test_accuracy": accuracy},
+        "test_accuracy": accuracy + 0.01,
+        "bytes_up": 3e6,
+        "bytes_down": 1e6,
+        "targets": targets,
+        **more,
+    }
+    return Shown(cell, summary, [])
+
+
+def cells(row: str, workload: str = "mnist", accounting: str = "paper", name: str = TABLE) -> list[Cell]:
+    found = cells_of(item_of(name), Asked("full", Path("nowhere")))
+    chosen = [c for c in found if (c.workload, c.row, c.accounting) == (workload, row, accounting)]
+    return [replace(cell, trials=8, missing="") for cell in chosen]
+
+
+def test_a_line_has_the_mean_and_deviation_of_its_seeds() -> None:
+    a, b, c = cells("dpzv")
+    line = Line((shown(a, 0.9, 10), shown(b, 0.92, 14), shown(c, 0.94, 12)))
+    assert line.text(lambda run: run.in_loop, percent) == "92.00 ± 2.00"
+    assert line.text(lambda run: run.until, str) == "12.0 ± 2.0"
+    assert (line.status, line.label) == ("", "DPZV, first-order head")
+    some = Line((shown(a, 0.9, 10), shown(b, 0.8), shown(c)))
+    assert some.text(lambda run: run.until, str) == "10.0 (1 of 2)"
+    assert some.status == "2 of 3 seeds"
+    none = Line((shown(replace(a, trials=0)), shown(b)))
+    assert (none.status, none.label) == ("not run yet", "DPZV, first-order head (untuned)")
+    assert none.text(lambda run: run.until, str) == "-"
+    assert Line((shown(replace(a, missing="not run: no records")),)).status == "not run: no records"
+
+
+@pytest.mark.parametrize(
+    ("until", "word"),
+    [(500, "better"), (519, "matches"), (633, "matches"), (634, "worse"), (None, "worse")],
+)
+def test_bytes_within_a_tenth_of_the_papers_match(until: float | None, word: str) -> None:
+    (number,) = [n for n in numbers() if n.what == "MNIST, MB until 90 %, DPZV"]
+    (a, *_) = cells("dpzv")
+    assert verdict(number, Line((shown(a, 0.9, until),)), workloads()["mnist"]) == word
+    untuned = Line((shown(replace(a, trials=0), 0.9, until),))
+    assert verdict(number, untuned, workloads()["mnist"]) == f"{word} (untuned)"
+    assert verdict(number, Line((shown(a),)), workloads()["mnist"]) == "-"
+
+
+def test_where_the_paper_never_got_there_the_same_matches() -> None:
+    (number,) = [n for n in numbers() if n.what == "MNIST, MB until 90 %, ZOO-VFL"]
+    assert math.isinf(number.megabytes or 0)
+    (a, *_) = cells("zoo-vfl")
+    assert verdict(number, Line((shown(a, 0.5),)), workloads()["mnist"]) == "matches"
+    assert verdict(number, Line((shown(a, 0.95, 70),)), workloads()["mnist"]) == "better"
+
+
+def test_other_data_than_the_papers_are_not_compared() -> None:
+    (number,) = [n for n in numbers() if n.what == "ModelNet40, MB until 50 %, DPZV"]
+    (a, *_) = cells("dpzv", "modelnet40")
+    assert verdict(number, Line((shown(a, 0.9, 1),)), workloads()["modelnet40"]).startswith(
+        "not comparable: ModelNet10"
+    )
+    (odd,) = [n for n in numbers() if n.never]
+    assert verdict(odd, None, workloads()["cifar10"]).startswith("not comparable: the paper's own target")
+
+
+def test_memory_is_compared_over_the_models_size() -> None:
+    (number,) = [n for n in numbers() if n.what == "ResNet-18, peak memory over the model's size, VAFL"]
+    (a,) = cells("memory", "modelnet40", name="fig-memory")
+    run = shown(a, 0.0, weights=100, peaks={"vafl": 290, "dpzv": 101})
+    assert words(number, [Line((run,))], workloads())[2:] == ["2.90", "the same", "-", "matches"]
+
+
+def test_the_row_of_a_number_has_both_accounts_and_the_frozen_devices() -> None:
+    number = numbers()[0]
+    runs = [shown(cells("dpzv")[0], 0.95, 15), shown(cells("frozen")[0], 0.94, 16)]
+    runs.append(shown(cells("dpzv", accounting="exact")[0], 0.93, 50))
+    row = words(number, lines_of(runs), workloads())
+    assert row == [number.what, number.paper, "15.0", "50.0", "16.0 (94.00 % in the end)", "better"]
+    runs[1] = shown(cells("frozen")[0], 0.94, 15)
+    assert words(number, lines_of(runs), workloads())[-1] == "better; frozen devices need no more"
+    runs.append(shown(cells("dpzv")[1]))
+    assert words(number, lines_of(runs), workloads())[2] == "15.0 (1 of 2 seeds)"
+
+
+def test_the_standard_table_says_what_was_left_out_for_its_cost() -> None:
+    item = item_of("fig-convergence")
+    header, rows = standard(ItemRuns("fig-convergence", item, workloads(), ()))
+    assert [row[-1] for row in rows] == ["not run: cost"] * len(item.left_out)
+    assert all(len(row) == len(header) for row in rows)
+
+
+def test_many_rows_that_were_not_run_are_one_line_of_the_page() -> None:
+    rows = [["MNIST", f"row {n}", "-", "not run yet"] for n in range(4)] + [["MNIST", "done", "9", "-"]]
+    rows += [["CIFAR-10", f"row {n}", "-", "not run yet"] for n in range(3)]
+    page = ItemTold(["workload", "row", "figure", "state"], rows, [], False).page()
+    lines = [line.strip("| ").split(" | ") for line in page.strip().splitlines()[2:]]
+    assert lines == [rows[4], ["MNIST", "4 rows", "-", "not run yet"], *rows[5:]]
+
+
+def test_the_true_epsilon_of_published_settings() -> None:
+    """The figures of docs/fidelity.md: 60,000 records, delta 1e-3."""
+    assert fig_honest.true_epsilon(1.0, 1e-3, 512, 60_000) == pytest.approx(21.0866, rel=1e-5)
+    assert fig_honest.true_epsilon(0.1, 1e-3, 64, 60_000) == pytest.approx(6.41211, rel=1e-5)
+    assert fig_honest.true_epsilon(10.0, 1e-3, 60_000, 60_000) == pytest.approx(10.0, rel=1e-9)
+
+
+def test_the_accuracy_within_a_number_of_bytes_is_that_of_the_last_evaluation_before_them() -> None:
+    lines = [{"bytes_up": 10 * t, "bytes_down": t, "test_accuracy": t / 10} for t in range(1, 6)]
+    run = Shown(cells("dpzv")[0], {}, lines)
+    assert [fig_budget._within(run, most) for most in (5, 11, 32.9, 33, 1000)] == [0.1, 0.1, 0.2, 0.3, 0.5]
+
+
+def test_the_mean_over_rounds_and_its_exponent() -> None:
+    looks = [{"round": t, "squared_norm": value} for t, value in ((0, 8.0), (10, 4.0), (20, 0.0))]
+    assert fig_theory._means({"gradient": looks}) == ([10.0, 20.0], [6.0, 4.0])
+    x = [1.0, 4.0, 16.0]
+    assert fig_theory._exponent(x, [value**-0.5 for value in x]) == pytest.approx(-0.5)
+
+
+def test_a_figure_without_a_point_is_not_drawn_and_others_are_the_same_each_time(tmp_path: Path) -> None:
+    empty = Panel("nothing", "x", "y", [Curve("none", [], [])])
+    assert not draw([empty], tmp_path / "empty")
+    assert not list(tmp_path.iterdir())
+    full = Panel("something", "x", "y", [Curve("line", [1.0, 2.0], [90.0, 95.0], band=[1.0, 0.5])])
+    assert draw([full, empty, full, full, full], tmp_path / "a")
+    assert draw([full, empty, full, full, full], tmp_path / "again" / "a")
+    first, second = (place / "a.svg" for place in (tmp_path, tmp_path / "again"))
+    assert first.read_bytes() == second.read_bytes()
+    assert "something" in first.read_text()
+    assert "nothing" not in first.read_text()
+    assert (tmp_path / "a.png").exists()
+
+
+def test_axes_use_their_space_whatever_the_first_rounds_were() -> None:
+    """A curve that begins at 10 % and stays above 90 % is shown from 90 % on; a short one is shown whole."""
+    steep = Curve("steep", list(range(20)), [10.0, 60.0, 80.0, *[90.0 + t / 2 for t in range(17)]])
+    assert window([steep]) == pytest.approx((90.0 - 0.4, 98.0 + 0.4))
+    assert window([Curve("short", [0.0, 1.0], [10.0, 90.0])]) == pytest.approx((6.0, 94.0))
+    assert window([Curve("one", [0.0], [5.0])]) == (4.5, 5.5)
+
+
+def test_numbers_are_read_strictly() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(
+            {"what": "x", "paper": "1", "item": "a", "workload": "b", "row": "c", "mb": 1}, type(numbers()[0])
+        )
