@@ -5,13 +5,22 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/pip --quiet --disable-pip-version-check install --no-deps
 
-.PHONY: demo example-three-companies test bench soak mutants clean
+.PHONY: demo docs example-three-companies test bench soak mutants clean
 
 demo: $(STAMP)
-	@$(BIN)/dpzv train flights-sum --beside frozen=1,frozen=48,alone --max-seconds 120
+	@$(BIN)/dpzv train flights-scorecard --beside frozen=1,frozen=48,alone --max-seconds 120
 
 example-three-companies: $(STAMP)
 	@$(BIN)/python -u examples/three_companies/run.py
+
+# the site in build/site; its tools have an environment of their own, and a link that leads nowhere is an error
+docs: build/docs/.installed
+	@NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --strict
+
+build/docs/.installed: requirements/docs.txt
+	$(PYTHON) -m venv build/docs
+	build/docs/bin/pip --quiet --disable-pip-version-check install --no-deps --require-hashes --requirement requirements/docs.txt
+	@touch $@
 
 test: $(STAMP)
 	@$(BIN)/ruff check .

@@ -29,7 +29,14 @@ def pinned(name: str) -> dict[str, tuple[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("lists", "root"), [(["dpzv"], "dpzv"), (["flower"], "dpzv[flower]"), (["dev"], "dpzv[dev]"), ([], "setuptools")]
+    ("lists", "root"),
+    [
+        (["dpzv"], "dpzv"),
+        (["flower"], "dpzv[flower]"),
+        (["psi"], "dpzv[psi]"),
+        (["dev"], "dpzv[dev]"),
+        ([], "setuptools"),
+    ],
 )
 def test_the_lists_have_all_that_is_needed_here_in_the_versions_that_are_tested_here(
     lists: list[str], root: str
@@ -55,10 +62,18 @@ def test_the_lists_have_all_that_is_needed_here_in_the_versions_that_are_tested_
                 todo += [need for need in needs if need.marker is None or need.marker.evaluate({"extra": extra})]
 
 
+def test_the_tools_of_the_site_are_pinned_by_themselves() -> None:
+    """They have an environment of their own, which is not here."""
+    found = pinned("docs")
+    assert {"mkdocs", "mkdocs-material", "pymdown-extensions"} <= found.keys()
+    assert min(count for _, count in found.values()) >= 1
+
+
 def test_what_people_are_told_to_install_is_checked_by_its_hash() -> None:
     page, make = (ROOT / "docs" / "howto" / "deploy.md").read_text(), (ROOT / "Makefile").read_text()
     typed = re.findall(r"pip install (.*)", page) + re.findall(r"\$\(PIP\) (.*)", make)
-    assert len(typed) >= 9
+    typed += re.findall(r"build/docs/bin/pip .* install (.*)", make)
+    assert len(typed) >= 10
     assert re.search(r"^PIP := .* install --no-deps$", make, re.MULTILINE)
     for command in typed:
         arguments = command.replace("--no-deps ", "")

@@ -80,6 +80,7 @@ def test_the_wheel_holds_all_of_the_package_and_nothing_else(wheel: Path) -> Non
         inside = {name for name in archive.namelist() if ".dist-info/" not in name}
     package = ROOT / "src" / "dpzv"
     files = {*package.rglob("*.py"), *package.rglob("recipes/**/*.toml"), package / "py.typed"}
+    files |= set((package / "report" / "assets").iterdir())
     assert inside == {path.relative_to(package.parent).as_posix() for path in files}
 
 

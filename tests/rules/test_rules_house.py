@@ -15,12 +15,18 @@ import pytest
 from dpzv.declarations import HEAD_RULES, METHODS, STARTS
 from tests.rules.tree import PACKAGE, SOURCE, Function, Module, Package, cycle, package
 
-MOST_MODULES, MOST_LINES = 172, 23_000
+MOST_MODULES, MOST_LINES = 261, 33_200
 """How large `src` may become. A change that needs more raises these figures and says why.
 
 It was 152 modules with 17,599 lines before the house was rebuilt, and 135 with 17,282 after it. What keeps a claim true
 around a run (receipts, markers, revocation, limits against hostile peers) took it to 155 with 20,190. What makes
-training pay (several directions a message, heads that add, base rates, a table of widths) needs the rest.
+training pay (several directions a message, heads that add, base rates, a table of widths) took it to 171 with 22,237.
+What a company needs for its own data: a final head that may be a linear model or trees (2 modules, 300 lines), files of
+predictions and the row of untrained devices (1, 210), checks before a party meets the others and drafts of its settings
+(7, 900), rehearsals (2, 410), a model that is saved, loaded and watched from Python (2, 250), estimators like those of
+scikit-learn (4, 600), and private set intersection (2, 340), took it to 193 with 26,200. Blocks of rounds for an
+accelerator (16, 1,700), tables and figures of the paper (25, 1,900), attacks (12, 1,300), a page for people (6, 700),
+ten million records (2, 500), reviews and a larger encoder (3, 300) and a bound with a proof came next.
 """
 
 FILE_LINES, FUNCTION_LINES, ARGUMENTS, FAN_OUT = 350, 50, 7, 12
@@ -29,7 +35,7 @@ LEVELS = [
     {"__init__", "__main__"},
     {"cli"},
     {"report"},
-    {"attacks", "federation", "network"},
+    {"attacks", "federation", "network", "sklearn"},
     {"runtime"},
     {"config"},
     {"recipes"},
