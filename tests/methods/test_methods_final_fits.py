@@ -8,7 +8,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from dpzv.methods import final_fits as module
-from dpzv.methods import final_trees
+from dpzv.methods import final_networks, final_trees
 from dpzv.methods.final_fits import Sample
 from dpzv.models.final_head import FinalHead
 from dpzv.models.losses import per_record_loss
@@ -100,21 +100,41 @@ def test_trees_are_not_tried_where_a_class_is_rare_or_the_table_is_too_large(mon
 def test_adam_is_that_of_torch() -> None:
     rows, y = drawn(64, 6), (torch.arange(64) % 2).float()
     ours, theirs = (FinalHead.seeded((6, 8, 1), torch_generator("twins")) for _ in range(2))
-    adam, oracle = module._Adam(ours, 1e-2), torch.optim.Adam(theirs.parameters(), weight_decay=1e-2)
+    part = Sample(rows, y, None, torch.arange(64), "binary", 1)
+    fit, oracle = final_networks._Fit(ours, 1e-2), torch.optim.Adam(theirs.parameters(), weight_decay=1e-2)
     for t in range(20):
-        for head in (ours, theirs):
-            BINARY(head(rows), y).mean().backward()  # type: ignore[no-untyped-call]
+        BINARY(theirs(rows), y).mean().backward()  # type: ignore[no-untyped-call]
         oracle.param_groups[0]["lr"] = eta = 0.01 / (1 + t)
-        adam.step(eta)
+        with torch.no_grad():
+            fit.differentiate(part, part.ids)
+            fit.step(eta)
         oracle.step()
         oracle.zero_grad()
-    torch.testing.assert_close(list(ours.parameters()), list(theirs.parameters()))
+    with torch.no_grad():
+        torch.testing.assert_close(list(fit.head().parameters()), list(theirs.parameters()))
+
+
+@pytest.mark.parametrize(("task", "outputs"), [("binary", 1), ("classes", 3), ("regression", 1)])
+@pytest.mark.parametrize("hidden", [(8,), (8, 5)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_are_those_of_autograd(task: Task, outputs: int, hidden: tuple[int, ...], weighted: bool) -> None:
+    part = part_of(task, outputs, weighted=weighted and task != "regression")
+    head = FinalHead.seeded((6, *hidden, outputs), torch_generator("gradients"))
+    head.mean, head.scale = module.standardisation(part.rows, part.ids)
+    ids = part.ids[5:90]
+    fit = final_networks._Fit(head, 0.0)
+    part.loss(head(part.rows[ids]), ids).mean().backward()  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        fit.differentiate(part, ids)
+    expected = torch.cat([w.grad.flatten() for w in head.parameters() if w.grad is not None])
+    assert float(expected.abs().max()) > 1e-3
+    torch.testing.assert_close(fit.g, expected)
 
 
 @pytest.mark.parametrize("n", [1, 3, 5, 100, 101])
 def test_a_pass_has_no_record_twice(n: int) -> None:
     ids = torch.arange(0, 2 * n, 2)
-    batches = list(module._batches(ids, 0, 50))
+    batches = list(final_networks._batches(ids, 0, 50))
     size, each = len(batches[0]), n // len(batches[0])
     assert len(batches) == 50
     assert {len(batch) for batch in batches} == {size}

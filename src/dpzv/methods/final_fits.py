@@ -1,9 +1,11 @@
-"""How the final head is fitted as a linear model or as a network: to standardised columns, without noise."""
+"""How the final head is fitted as a linear model: to standardised columns, without noise."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +15,9 @@ from torch import Tensor
 from dpzv.models.final_head import FinalHead
 from dpzv.models.layers import linear_layer
 from dpzv.models.losses import per_record_loss
-from dpzv.rng import torch_generator
 from dpzv.terms import Task
 
-__all__ = ["Network", "Sample", "linear_heads", "network_head", "standardisation"]
+__all__ = ["Sample", "linear_heads", "standardisation"]
 
 Flat = np.ndarray[tuple[int], np.dtype[np.float64]]
 
@@ -56,21 +57,24 @@ class Sample(Struct, frozen=True):
         found = per_record_loss(self.task)(output, self.y[ids])
         return found if self.weight is None else found * self.weight[ids]
 
+    def slope(self, output: Tensor, ids: Tensor) -> Tensor:
+        """The derivative of each record's `loss` by its outputs [B, outputs], in new memory."""
+        y = self.y[ids]
+        if self.task == "regression":
+            return (output - y[:, None]).mul_(2)
+        if self.task == "binary":
+            found = output.sigmoid().sub_(y[:, None])
+        else:
+            found = output.softmax(dim=1)
+            found.scatter_add_(1, y[:, None], -torch.ones_like(found[:, :1]))
+        return found if self.weight is None else found.mul_(self.weight[ids][:, None])
+
     @torch.no_grad()
     def losses(self, head: torch.nn.Module) -> Tensor:
         """The loss of `head` on each of these records; infinite where it is not a number."""
         chunks = [self.ids[start : start + CHUNK] for start in range(0, len(self.ids), CHUNK)]
         found = torch.cat([self.loss(head(self.rows[ids]), ids) for ids in chunks]).double()
         return found.nan_to_num(math.inf)
-
-
-class Network(Struct, frozen=True):
-    """A network that the final head may be: widths of its hidden layers, and how much its weights decay."""
-
-    name: str
-    hidden: tuple[int, ...]
-    decay: float
-    eta: float = 2e-3
 
 
 def linear_heads(part: Sample, penalties: Sequence[float], steps: int = ITERATIONS) -> list[FinalHead]:
@@ -94,6 +98,15 @@ def linear_heads(part: Sample, penalties: Sequence[float], steps: int = ITERATIO
     return heads
 
 
+@functools.cache
+def _pools() -> Any:
+    """The threads of the libraries that scipy computes with; to look for them takes longer than a small fit."""
+    import scipy.linalg  # noqa: F401  # its library is found once it is loaded
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
 def _ridge(x: Tensor, y: Tensor, penalties: Sequence[float]) -> Iterator[tuple[Tensor, Tensor]]:
     """(weight [1, inputs], bias [1]) for each penalty, from one decomposition."""
     y, bias = y.to(x.dtype), y.mean().to(x.dtype)
@@ -106,6 +119,8 @@ def _ridge(x: Tensor, y: Tensor, penalties: Sequence[float]) -> Iterator[tuple[T
 def _logistic(x: Tensor, part: Sample, penalties: Sequence[float], steps: int) -> Iterator[tuple[Tensor, Tensor]]:
     """(weight [outputs, inputs], bias [outputs]) for each penalty; each fit begins where the one before it ended."""
     from scipy.optimize import minimize  # takes a while to import, and only the end of a run needs it
+
+    one_thread = _pools()  # a step is a few short products: a second thread makes it slower, on a busy machine tenfold
 
     (n, inputs), outputs = x.shape, part.outputs
     y = part.y[part.ids]
@@ -127,66 +142,18 @@ def _logistic(x: Tensor, part: Sample, penalties: Sequence[float], steps: int) -
     flat: Flat = np.zeros(outputs * (inputs + 1))
     for penalty in penalties:
         until = 1e-6 if x.dtype == torch.float64 else 1e-5
-        done = minimize(
-            objective,
-            flat,
-            (penalty,),
-            "L-BFGS-B",
-            jac=True,
-            options={"maxiter": min(steps, ITERATIONS), "gtol": until},
-        )
+        with one_thread.limit(limits=1, user_api="blas"):
+            done = minimize(
+                objective,
+                flat,
+                (penalty,),
+                "L-BFGS-B",
+                jac=True,
+                options={"maxiter": min(steps, ITERATIONS), "gtol": until},
+            )
         flat = done.x
         found = torch.as_tensor(flat).to(x.device).view(outputs, inputs + 1)
         yield found[:, :-1], found[:, -1]
-
-
-def network_head(one: Network, part: Sample, seed: int, steps: int) -> FinalHead:
-    """The network fitted by `steps` of Adam to batches of 2*sqrt(n) of the n records of `part`.
-
-    The names of the random streams are a format of seeded runs.
-    """
-    widths = (part.rows.shape[1], *one.hidden, part.outputs)
-    head = FinalHead.seeded(widths, torch_generator(seed, "head", "final", one.name)).to(part.rows.device)
-    head.mean, head.scale = standardisation(part.rows, part.ids)
-    adam = _Adam(head, one.decay)
-    for t, ids in enumerate(_batches(part.ids, seed, steps)):
-        with torch.enable_grad():
-            part.loss(head(part.rows[ids]), ids).mean().backward()  # type: ignore[no-untyped-call]
-        adam.step(one.eta * 0.5 * (1 + math.cos(math.pi * t / steps)))  # falls to 0 along a cosine
-    return head
-
-
-def _batches(ids: Tensor, seed: int, steps: int) -> Iterator[Tensor]:
-    """`steps` batches of 2*sqrt(n) of the n `ids`, in passes of an order of their own."""
-    n, order = len(ids), ids
-    batch = min(n, math.ceil(2 * math.sqrt(n)))
-    for t in range(steps):
-        at = t % (n // batch)
-        if at == 0:
-            drawn = torch.randperm(n, generator=torch_generator(seed, "refit", t))
-            order = ids[drawn.to(ids.device)]
-        yield order[at * batch : (at + 1) * batch]
-
-
-class _Adam:
-    """Adam, with the weight decay of a squared norm in the loss; torch's own takes seconds to import."""
-
-    def __init__(self, network: torch.nn.Module, decay: float) -> None:
-        self._decay, self._t = decay, 0
-        self._parts = [(w, torch.zeros_like(w), torch.zeros_like(w)) for w in network.parameters()]
-
-    @torch.no_grad()
-    def step(self, eta: float, first: float = 0.9, second: float = 0.999) -> None:
-        """Move along the gradients, and clear them."""
-        self._t += 1
-        root = math.sqrt(1 - second**self._t)
-        for w, m, v in self._parts:
-            assert w.grad is not None
-            g = w.grad.add(w, alpha=self._decay) if self._decay else w.grad
-            m.lerp_(g, 1 - first)
-            v.mul_(second).addcmul_(g, g, value=1 - second)
-            w.addcdiv_(m, (v.sqrt() / root).add_(1e-8), value=-eta / (1 - first**self._t))
-            w.grad = None
 
 
 @torch.no_grad()

@@ -15,7 +15,8 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from dpzv.methods.final_fits import Network, Sample, linear_heads, network_head, standardisation
+from dpzv.methods.final_fits import Sample, linear_heads, standardisation
+from dpzv.methods.final_networks import Network, network_head
 from dpzv.methods.final_trees import boosted, tree_head, trees_fit
 from dpzv.models.final_head import FinalHead, TreeHead
 from dpzv.rng import torch_generator
