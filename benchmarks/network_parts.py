@@ -154,7 +154,7 @@ class Parts:
             alignment.take(m, labels.hashes, "")
         alignment.settle()
         run_folder = RunFolder.create(folder, configuration.render(config))
-        self._run = stack.enter_context(open_run(config, alignment, run_folder))
+        self._run = stack.enter_context(open_run(config, alignment, run_folder, noise_of(config)))
         without_head(self._run.server)
         self._noise, self._M = noise_of(config), M
         self._devices: list[Device] = []

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from dpzv import config as configuration
-from dpzv.attacks.audit import WHOLE, attack, audit
+from dpzv.attacks.audit import NETWORKED, WHOLE, attack, audit
 from dpzv.attacks.bound import plain_bound
 from dpzv.attacks.crashing_runs import CANARY, crashing_run, made_up
+from dpzv.attacks.networked_runs import networked_run
 from dpzv.attacks.target import Target
-from dpzv.attacks.whole_runs import whole_runs
+from dpzv.attacks.whole_runs import networked_runs, whole_runs
 from dpzv.errors import ConfigError
 from dpzv.privacy.noise import ExactNoise, NoiseSource
 from dpzv.privacy.statement import read_ledger
@@ -56,6 +59,32 @@ def test_a_run_crashes_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     received = tmp_path / "run" / "view" / "device-1" / "received.bin"
     assert received.stat().st_size == 3 * 24  # a round of device 1 was played again, and noted twice
     assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_server_dies_and_another_goes_on_with_the_devices_that_come_back(tmp_path: Path) -> None:
+    """Every device has each of its releases, under the plan of a simulated run, over the same records."""
+    run = tmp_path / "run"
+    plan = networked_run(target(), 1, ExactNoise(), run)
+    simulated = crashing_run(target(), 1, ExactNoise(), tmp_path / "simulated")
+    assert (plan.T, plan.D, plan.mu_start, plan.sigma_dp) == (4, 16, simulated.mu_start, simulated.sigma_dp)
+    views, others = read_views(run), read_views(tmp_path / "simulated")
+    assert [view.t.tolist() for view in views] == [[1, 3], [2, 4]]
+    for view, other in zip(views, others, strict=True):
+        torch.testing.assert_close(view.x_train, other.x_train)
+        assert set(view.start) == set(other.start)
+    lines = [json.loads(line) for line in (run / "transcript.jsonl").read_text().splitlines()]
+    by_round = {line["t"]: float.fromhex(line["Delta"]) for line in lines}
+    assert by_round == {int(t): Delta for view in views for t, Delta in zip(view.t, view.Delta[:, 0], strict=True)}
+    assert (run / "summary.json").exists()
+
+
+def test_a_fault_of_the_network_alone_is_seen() -> None:
+    """Runs between parties that talk: without noise they show more than is claimed, with it they do not."""
+    found = networked_runs(target(noise=Silent()), 8)
+    assert found.low.max() < 0 < found.high.min()
+    assert plain_bound(found, 0.1) > 0.75 > found.claim == pytest.approx(0.5)
+    finding = attack(target(), NETWORKED, 2)
+    assert (finding.strategy, finding.trials, finding.above) == ("networked-runs", 2, False)
 
 
 @pytest.mark.parametrize("method", ["dpzv", pytest.param("vafl", marks=pytest.mark.soak)])

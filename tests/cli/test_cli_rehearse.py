@@ -237,7 +237,7 @@ def test_compare_and_tune_take_the_files(cli: Cli, tmp_path: Path) -> None:
     common = ["--methods", "dpzv", *SHORT, "--set", "noise.source=seeded", "--jobs", "1"]
     compared = cli("compare", *FILES, *common, "--seeds", "1", "--out", "compared", "--json")
     assert compared.returncode == 0, compared.stderr
-    assert [row["method"] for row in json.loads(compared.stdout)["rows"]] == ["frozen", "dpzv"]
+    assert [row["method"] for row in json.loads(compared.stdout)["rows"]] == ["untrained", "dpzv"]
     widths = ["compare", *FILES, *SHORT, "--set", "noise.source=seeded", "--widths", "2", "--seeds", "1", "--jobs", "1"]
     wide = cli(*widths, "--out", "widths", "--json")
     assert wide.returncode == 0, wide.stderr

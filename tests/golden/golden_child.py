@@ -127,7 +127,8 @@ def cases() -> Iterator[tuple[str, Config, Dataset]]:
         for accounting in ACCOUNTINGS[:1] if recipe == "modelnet40" else ACCOUNTINGS:  # a slow network
             for method in METHODS:
                 base = layered(recipes.tree(recipe), recipes.settings(recipe, accounting), method, ())
-                final = () if method == "dpzv" else ("head.final=private",)  # the final head is the same for all methods
+                # the final head is the same for all methods
+                final = () if method == "dpzv" else ("head.final=private",)
                 config = parsed(base, f"train.method={method}", "train.rounds=9", *SMALL, *final, *changes)
                 yield f"{recipe} {accounting} {method}", config, records(config)
     for name, changes in VARIANTS.items():

@@ -34,6 +34,7 @@ from dpzv.privacy.statement import read_ledger
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending
 from dpzv.runtime.run_folder import RunFolder
+from dpzv.runtime.run_plan import noise_of
 
 CONFIG = config_of("head.rule=frozen", "train.rounds=8")
 PRIVATE = config_of(
@@ -370,7 +371,7 @@ def test_a_gate_that_has_released_everything_refuses_the_next(parties: Parties, 
     """As the last line of defence, whatever the rounds of the server do."""
     asyncio.run(asyncio.wait_for(parties.together(CONFIG, tmp_path), 60))
     state = AlignmentState(tmp_path / "server", parties.labels, len(NAMES), CONFIG.data.holdout, B)
-    with open_run(CONFIG, state, RunFolder.existing(tmp_path / "server")) as run:
+    with open_run(CONFIG, state, RunFolder.existing(tmp_path / "server"), noise_of(CONFIG)) as run:
         pending = Pending(9, 1, 2, B, np.zeros(1, np.int64), run.plan.C / 2**40, B)
         with pytest.raises(PrivacyRefused, match="8 releases and all are made"):
             run.gate.submit(pending, bytes(32))

@@ -15,7 +15,7 @@ import pytest
 from dpzv.declarations import HEAD_RULES, METHODS, STARTS
 from tests.rules.tree import PACKAGE, SOURCE, Function, Module, Package, cycle, package
 
-MOST_MODULES, MOST_LINES = 261, 33_200
+MOST_MODULES, MOST_LINES = 266, 34_000
 """How large `src` may become. A change that needs more raises these figures and says why.
 
 It was 152 modules with 17,599 lines before the house was rebuilt, and 135 with 17,282 after it. What keeps a claim true
@@ -26,7 +26,8 @@ predictions and the row of untrained devices (1, 210), checks before a party mee
 (7, 900), rehearsals (2, 410), a model that is saved, loaded and watched from Python (2, 250), estimators like those of
 scikit-learn (4, 600), and private set intersection (2, 340), took it to 193 with 26,200. Blocks of rounds for an
 accelerator (16, 1,700), tables and figures of the paper (25, 1,900), attacks (12, 1,300), a page for people (6, 700),
-ten million records (2, 500), reviews and a larger encoder (3, 300) and a bound with a proof came next.
+ten million records (2, 500), reviews and a larger encoder (3, 300) and a bound with a proof came next. Audits of parties
+that talk, gradients of final heads by hand, and what strangers found lacking with data of their own took it to where it is.
 """
 
 FILE_LINES, FUNCTION_LINES, ARGUMENTS, FAN_OUT = 350, 50, 7, 12
@@ -35,7 +36,8 @@ LEVELS = [
     {"__init__", "__main__"},
     {"cli"},
     {"report"},
-    {"attacks", "federation", "network", "sklearn"},
+    {"attacks", "federation", "sklearn"},
+    {"network"},
     {"runtime"},
     {"config"},
     {"recipes"},

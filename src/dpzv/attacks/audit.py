@@ -18,11 +18,22 @@ from dpzv.attacks.strategies import (
     shared_scale,
 )
 from dpzv.attacks.target import Target
-from dpzv.attacks.whole_runs import whole_runs
+from dpzv.attacks.whole_runs import networked_runs, whole_runs
 from dpzv.errors import ConfigError
 from dpzv.validate import whole
 
-__all__ = ["CONFIDENCE", "STRATEGIES", "WHOLE", "Audit", "Finding", "Strategy", "attack", "audit", "strategies"]
+__all__ = [
+    "CONFIDENCE",
+    "NETWORKED",
+    "STRATEGIES",
+    "WHOLE",
+    "Audit",
+    "Finding",
+    "Strategy",
+    "attack",
+    "audit",
+    "strategies",
+]
 
 CONFIDENCE = 0.9999
 """The confidence of the whole audit. At 95 %, one correct build in twenty would fail."""
@@ -57,6 +68,9 @@ STRATEGIES = (
 
 WHOLE = Strategy(name="whole-runs", catches="a fault of starts or resumes", play=whole_runs, most=1_000_000)
 """Runs from start to end, with a crash in the middle; only on request, since each takes about a tenth of a second."""
+
+NETWORKED = Strategy(name="networked-runs", catches="a fault of the network", play=networked_runs, most=1_000_000)
+"""The same between parties that talk, one of which dies; on request, since each takes a second."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -119,20 +133,21 @@ def attack(target: Target, strategy: Strategy, trials: int, share: int = 0) -> F
     return Finding(strategy.name, strategy.catches, evidence.claim, lower_bound, plain, factor, runs)
 
 
-def audit(target: Target, trials: int, observe: Callable[[Finding], None], whole: int = 0) -> Audit:
-    """Run every strategy that applies, and `whole` runs per world; `observe` sees each finding as it comes.
+def audit(target: Target, trials: int, observe: Callable[[Finding], None], whole: int = 0, networked: int = 0) -> Audit:
+    """Run every strategy that applies, and so many `whole` and `networked` runs; `observe` sees each finding.
 
-    All strategies but that of whole runs attack the releases of dpzv.
+    All strategies but those of whole runs attack the releases of dpzv.
     """
     method, findings = target.config.train.method, []
-    if method != "dpzv" and not whole:
+    entire = [(strategy, runs) for strategy, runs in ((WHOLE, whole), (NETWORKED, networked)) if runs]
+    if method != "dpzv" and not entire:
         raise ConfigError(
             f"without whole runs an audit attacks dpzv's releases, got method '{method}'; add --whole 100."
         )
     chosen = strategies(target.config.train.directions) if method == "dpzv" else ()
     plays = [(strategy, trials) for strategy in chosen if strategy.head in ("", target.config.head.rule)]
-    for strategy, runs in [*plays, *([(WHOLE, whole)] if whole else [])]:
-        findings.append(attack(target, strategy, runs, len(chosen) + bool(whole)))
+    for strategy, runs in [*plays, *entire]:
+        findings.append(attack(target, strategy, runs, len(chosen) + len(entire)))
         observe(findings[-1])
     worst = max(findings, key=lambda finding: finding.lower_bound / finding.claim)
     return Audit(

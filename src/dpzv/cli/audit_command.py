@@ -10,7 +10,7 @@ import typer
 from dpzv.cli.options import JsonOutcome, Recipe, Sets, tree_of
 
 if TYPE_CHECKING:
-    from dpzv.attacks.audit import Audit
+    from dpzv.attacks.audit import Audit, Finding
 
 __all__ = ["audit"]
 
@@ -26,6 +26,10 @@ def audit(
         typer.Option(
             "--whole", min=0, help="Whole runs in each world, with starts, a crash and a resume; for rivals too."
         ),
+    ] = 0,
+    networked: Annotated[
+        int,
+        typer.Option("--networked", min=0, help="The same between a server and devices that talk; a second each."),
     ] = 0,
     json: JsonOutcome = False,
 ) -> None:
@@ -45,7 +49,11 @@ def audit(
     config = configuration.parse(tree_of(recipe, set_))
     target = target_of(config, noise_of(config))
     with Console(stderr=True, quiet=json).status("attacking") as status:
-        outcome = run_audit(target, trials, lambda one: status.update(f"attacking; {one.strategy} is done"), whole)
+
+        def told(one: Finding) -> None:
+            status.update(f"attacking; {one.strategy} is done")
+
+        outcome = run_audit(target, trials, told, whole, networked)
     if json:
         sys.stdout.write(json_text(outcome))
     else:

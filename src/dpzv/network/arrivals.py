@@ -21,10 +21,11 @@ from dpzv.network.alignment_state import AlignmentState
 from dpzv.network.evaluations import Evaluations
 from dpzv.network.transport import Peer, Peers
 from dpzv.network.wire import RELEASE
+from dpzv.privacy.noise import NoiseSource
 from dpzv.protocol.bounds import LARGEST
 from dpzv.protocol.messages import Embeddings
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import named_parents, noise_of, plan_of, warn
+from dpzv.runtime.run_plan import named_parents, plan_of, warn
 from dpzv.runtime.server_run import Opened, ServerRun
 
 __all__ = ["Arrivals", "Arrived", "open_run"]
@@ -34,12 +35,12 @@ NOTICE_SECONDS = 60.0
 """When a round has waited so long for a device, the log says so."""
 
 
-def open_run(config: Config, alignment: AlignmentState, folder: RunFolder) -> ServerRun:
+def open_run(config: Config, alignment: AlignmentState, folder: RunFolder, noise: NoiseSource) -> ServerRun:
     """The server's run over the aligned records, at its start or at its last checkpoint."""
     records, M = alignment.records(), len(config.network.devices)
     widths = per_device("devices.embedding", config.devices.embedding, M)
     plan = plan_of(config, len(records.y_train), M, named_parents(config, records.names, folder.path))
-    run = ServerRun(config, records, widths, plan, noise_of(config), folder)
+    run = ServerRun(config, records, widths, plan, noise, folder)
     try:
         run.restore()
     except BaseException as error:

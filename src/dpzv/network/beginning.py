@@ -15,6 +15,7 @@ from dpzv.network.arrivals import open_run
 from dpzv.network.aside import aside
 from dpzv.network.greeting import hashed_ids
 from dpzv.network.transport import Peer
+from dpzv.privacy.noise import NoiseSource
 from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.server_run import ServerRun
@@ -40,10 +41,12 @@ async def align(alignment: AlignmentState) -> None:
     await aside(alignment.settle)
 
 
-async def open_aside(config: Config, alignment: AlignmentState, folder: RunFolder, stack: ExitStack) -> ServerRun:
+async def open_aside(
+    config: Config, alignment: AlignmentState, folder: RunFolder, noise: NoiseSource, stack: ExitStack
+) -> ServerRun:
     """The server's run over the aligned records, which ends with the `stack`."""
     accelerator_of(config)  # torch keeps the number of its threads for every thread by itself
-    return await aside(lambda: stack.enter_context(open_run(config, alignment, folder)))
+    return await aside(lambda: stack.enter_context(open_run(config, alignment, folder, noise)))
 
 
 async def tell_rows(peer: Peer, alignment: AlignmentState, mu_start: float) -> None:

@@ -56,10 +56,12 @@ class Conversation:
     """A device's answers, made from its features, its folder and what the server says; it sends nothing itself.
 
     `device` and `codec` are set once the server has named the rows, `m` once it has said which device this is.
+    A private start draws from `noise`.
     """
 
     def __init__(self, config: Config, features: FeatureRecords, folder: DeviceFolder) -> None:
         self._config, self._features, self._folder = config, features, folder
+        self.noise = noise_of(config)
         self._M, self._D, self._psi = len(config.network.devices), 0, config.network.alignment == "psi"
         self._finished = False  # whether these weights are those at the end of a run
         self.device: Device | None = None
@@ -252,7 +254,7 @@ class Conversation:
         self, config: Config, D: int, x_train: NDArray[Any], x_test: NDArray[Any], mu_start: float = math.inf
     ) -> None:
         """Make the device, with the weights of its checkpoint if it has one; a private start may cost `mu_start`."""
-        m, M, noise = self.m, self._M, noise_of(config)
+        m, M, noise = self.m, self._M, self.noise
         plan = device_plan(config, m, M, D)
         if plan is not None and start_facts(plan.starts[m - 1]).private:
             if not mu_start <= plan.mu_start[m - 1]:  # never less noise than this party would take by itself

@@ -30,8 +30,10 @@ from dpzv.network.transport import (
     Stream,
     last_word,
 )
+from dpzv.privacy.noise import NoiseSource
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill
 from dpzv.runtime.run_folder import RunFolder
+from dpzv.runtime.run_plan import noise_of
 from dpzv.runtime.server_run import ServerRun
 
 __all__ = ["ServerParty"]
@@ -44,10 +46,12 @@ UNALIGNED = "the parties' records could not be aligned; the server's log says wh
 
 
 class ServerParty:
-    """The server of a run, with its labels and its run folder."""
+    """The server of a run, with its labels and its run folder; an audit may give it another source of noise."""
 
-    def __init__(self, config: Config, labels: LabelRecords, folder: RunFolder) -> None:
-        self._config, self._labels, self._folder = config, labels, folder
+    def __init__(
+        self, config: Config, labels: LabelRecords, folder: RunFolder, noise: NoiseSource | None = None
+    ) -> None:
+        self._config, self._labels, self._folder, self._noise = config, labels, folder, noise or noise_of(config)
         self._names = config.network.devices
         least = max(config.train.B, config.privacy.min_batch)
         psi = config.network.alignment == "psi"
@@ -74,7 +78,7 @@ class ServerParty:
                 if not await self._align():
                     return None
                 LOG.info("records: %s", self._alignment.counts)
-                self._run = run = await open_aside(self._config, self._alignment, self._folder, stack)
+                self._run = run = await open_aside(self._config, self._alignment, self._folder, self._noise, stack)
                 self._arrivals = arrivals = Arrivals(run, self._peers)
                 # true after a restart for devices that were away
                 self._finished = self._folder.finished or arrivals.evaluations.restore()

@@ -106,11 +106,11 @@ class ViewLog:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def keep(self, message: Embeddings, release: Release) -> None:
-        """Note what the device sent and received in one round."""
+    def keep(self, message: Embeddings | None, release: Release) -> None:
+        """Note what the device received in one round, and what it sent where it adds noise of its own."""
         row = np.zeros((), self._entry)
         row["t"], row["position"], row["Delta"] = release.t, release.position, release.Delta
-        if "sent" in (self._entry.names or ()):
+        if message is not None and "sent" in (self._entry.names or ()):
             row["sent"] = np.stack(message.h)
         with disk_errors(self._path):
             self._file.write(row.tobytes())
