@@ -19,7 +19,7 @@ from dpzv.config import Config
 from dpzv.methods import dpzv, rules
 from dpzv.methods.heads import Frozen
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
-from dpzv.network.arrivals import open_run
+from dpzv.network.beginning import open_run
 from dpzv.network.device_conversation import Conversation
 from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.feature_records import FeatureRecords
@@ -154,7 +154,7 @@ class Parts:
             alignment.take(m, labels.hashes, "")
         alignment.settle()
         run_folder = RunFolder.create(folder, configuration.render(config))
-        self._run = stack.enter_context(open_run(config, alignment, run_folder, noise_of(config)))
+        self._run = stack.enter_context(open_run(config, alignment, run_folder))
         without_head(self._run.server)
         self._noise, self._M = noise_of(config), M
         self._devices: list[Device] = []

@@ -16,7 +16,7 @@ from dpzv.attacks.bound import plain_bound
 from dpzv.attacks.crashing_runs import CANARY, crashing_run, made_up
 from dpzv.attacks.networked_runs import networked_run
 from dpzv.attacks.target import Target
-from dpzv.attacks.whole_runs import networked_runs, whole_runs
+from dpzv.attacks.whole_runs import whole_runs
 from dpzv.errors import ConfigError
 from dpzv.privacy.noise import ExactNoise, NoiseSource
 from dpzv.privacy.statement import read_ledger
@@ -64,7 +64,8 @@ def test_a_run_crashes_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 def test_a_server_dies_and_another_goes_on_with_the_devices_that_come_back(tmp_path: Path) -> None:
     """Every device has each of its releases, under the plan of a simulated run, over the same records."""
     run = tmp_path / "run"
-    plan = networked_run(target(), 1, ExactNoise(), run)
+    networked_run(target(), 1, ExactNoise(), run)
+    plan = read_ledger(run / "ledger.sqlite").plan
     simulated = crashing_run(target(), 1, ExactNoise(), tmp_path / "simulated")
     assert (plan.T, plan.D, plan.mu_start, plan.sigma_dp) == (4, 16, simulated.mu_start, simulated.sigma_dp)
     views, others = read_views(run), read_views(tmp_path / "simulated")
@@ -80,7 +81,7 @@ def test_a_server_dies_and_another_goes_on_with_the_devices_that_come_back(tmp_p
 
 def test_a_fault_of_the_network_alone_is_seen() -> None:
     """Runs between parties that talk: without noise they show more than is claimed, with it they do not."""
-    found = networked_runs(target(noise=Silent()), 8)
+    found = whole_runs(target(noise=Silent()), 8, networked_run)
     assert found.low.max() < 0 < found.high.min()
     assert plain_bound(found, 0.1) > 0.75 > found.claim == pytest.approx(0.5)
     finding = attack(target(), NETWORKED, 2)

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from dpzv.config import Config
 from dpzv.errors import PeerError
 from dpzv.network.alignment_state import digest_of
-from dpzv.network.arrivals import Arrivals, open_run
+from dpzv.network.arrivals import Arrivals
+from dpzv.network.beginning import open_run
 from dpzv.network.device_conversation import Conversation
 from dpzv.network.evaluations import _Coming
 from dpzv.network.memory_transport import MemoryListener, MemoryStream
@@ -51,7 +52,6 @@ from dpzv.network.wire import (
 from dpzv.privacy.receipts import RECEIPT_BYTES
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
-from dpzv.runtime.run_plan import noise_of
 
 B, K, T = 64, 2, 1_000_000
 SMALL = (f"train.B={B}", f"devices.embedding={K}", f"train.rounds={T}", "head.rule=frozen", "network.order=arrival")
@@ -235,7 +235,7 @@ class Machines:
         for m, features in enumerate(parties.features, 1):
             self.server._alignment.take(m, features.hashes, digest_of(m, features.hashes))
         self.server._alignment.settle()
-        self.run = stack.enter_context(open_run(config, self.server._alignment, self.server._folder, noise_of(config)))
+        self.run = stack.enter_context(open_run(config, self.server._alignment, self.server._folder))
         self.arrivals = Arrivals(self.run, self.server._peers)
         self.server._run, self.server._arrivals = self.run, self.arrivals
         self.talk: Conversation = parties.device(config, self.m, out / "device").conversation

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from dpzv.config import Config
 from dpzv.errors import PrivacyRefused
 from dpzv.network.alignment_state import AlignmentState
-from dpzv.network.arrivals import open_run
+from dpzv.network.beginning import open_run
 from dpzv.network.grpc_transport import METHOD, GrpcStream, peer_option, refusals_logged
 from dpzv.network.identity import LOCAL_HOSTS, issue_certificate, make_authority, new_key
 from dpzv.network.keyfiles import load_authority
@@ -34,7 +34,6 @@ from dpzv.privacy.statement import read_ledger
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import noise_of
 
 CONFIG = config_of("head.rule=frozen", "train.rounds=8")
 PRIVATE = config_of(
@@ -371,7 +370,7 @@ def test_a_gate_that_has_released_everything_refuses_the_next(parties: Parties, 
     """As the last line of defence, whatever the rounds of the server do."""
     asyncio.run(asyncio.wait_for(parties.together(CONFIG, tmp_path), 60))
     state = AlignmentState(tmp_path / "server", parties.labels, len(NAMES), CONFIG.data.holdout, B)
-    with open_run(CONFIG, state, RunFolder.existing(tmp_path / "server"), noise_of(CONFIG)) as run:
+    with open_run(CONFIG, state, RunFolder.existing(tmp_path / "server")) as run:
         pending = Pending(9, 1, 2, B, np.zeros(1, np.int64), run.plan.C / 2**40, B)
         with pytest.raises(PrivacyRefused, match="8 releases and all are made"):
             run.gate.submit(pending, bytes(32))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
 from dpzv.attacks.bound import Evidence, epsilon_bound, plain_bound
+from dpzv.attacks.networked_runs import networked_run
 from dpzv.attacks.seeds import known_seeds
 from dpzv.attacks.strategies import (
     filled_rows,
@@ -18,7 +20,7 @@ from dpzv.attacks.strategies import (
     shared_scale,
 )
 from dpzv.attacks.target import Target
-from dpzv.attacks.whole_runs import networked_runs, whole_runs
+from dpzv.attacks.whole_runs import whole_runs
 from dpzv.errors import ConfigError
 from dpzv.validate import whole
 
@@ -69,7 +71,12 @@ STRATEGIES = (
 WHOLE = Strategy(name="whole-runs", catches="a fault of starts or resumes", play=whole_runs, most=1_000_000)
 """Runs from start to end, with a crash in the middle; only on request, since each takes about a tenth of a second."""
 
-NETWORKED = Strategy(name="networked-runs", catches="a fault of the network", play=networked_runs, most=1_000_000)
+NETWORKED = Strategy(
+    name="networked-runs",
+    catches="a fault of the network",
+    play=partial(whole_runs, run=networked_run),
+    most=1_000_000,
+)
 """The same between parties that talk, one of which dies; on request, since each takes a second."""
 
 

@@ -16,44 +16,38 @@ import torch
 
 from dpzv.attacks.bound import Evidence
 from dpzv.attacks.crashing_runs import CANARY, crashing_run, made_up, small
-from dpzv.attacks.networked_runs import networked_run
 from dpzv.attacks.readings import READS, read
 from dpzv.attacks.replay import Coalition, Turn
 from dpzv.attacks.target import Target
 from dpzv.data.dataset import ServerRecords
 from dpzv.models.losses import Loss, per_record_loss
 from dpzv.privacy.noise import NoiseSource, SeededNoise
-from dpzv.privacy.plan import PrivacyPlan
+from dpzv.privacy.statement import read_ledger
 from dpzv.rng import seed_of
 from dpzv.runtime.device_view import read_views
 from dpzv.runtime.server_head import first_head
 
-__all__ = ["networked_runs", "whole_runs"]
+__all__ = ["whole_runs"]
+
+Run = Callable[[Target, int, NoiseSource, Path], object]
+"""Runs a world of a target with this noise in a new folder."""
 
 LABELS = 2
 """The canary has one of the first two labels."""
 
 
-def whole_runs(target: Target, n: int) -> Evidence:
-    """The canary's log-likelihood ratio in `n` simulated runs of each world, for somebody who knows all but its label.
+def whole_runs(target: Target, n: int, run: Run = crashing_run) -> Evidence:
+    """The canary's log-likelihood ratio in `n` runs of each world, for somebody who knows all but its label.
 
-    Its sign says which label is more likely.
+    `run` makes one of them in a new folder: in simulation, or between parties that talk (`networked_run`).
     """
-    return _evidence(target, n, crashing_run)
-
-
-def networked_runs(target: Target, n: int) -> Evidence:
-    """The same between a server and devices that talk to each other."""
-    return _evidence(target, n, networked_run)
-
-
-def _evidence(target: Target, n: int, run: Callable[[Target, int, NoiseSource, Path], PrivacyPlan]) -> Evidence:
     scores = np.empty((LABELS, n))
     with tempfile.TemporaryDirectory() as place:
         for world in range(LABELS):
             for j in range(n):
                 folder = Path(place) / f"{world}-{j}"
-                plan = run(target, world, _noise(target.noise, world, j), folder)
+                run(target, world, _noise(target.noise, world, j), folder)
+                plan = read_ledger(folder / "ledger.sqlite").plan
                 scores[world, j] = _score(target, folder, plan.sigma_dp)
     return Evidence(scores[0], scores[1], 0.0, plan.cost, plan.delta_dp, plan.epsilon_replace_one)
 

@@ -14,41 +14,20 @@ from typing import Any
 
 from msgspec import Struct
 
-from dpzv.config import Config, per_device
 from dpzv.errors import PeerError
 from dpzv.metrics import headline_text
-from dpzv.network.alignment_state import AlignmentState
 from dpzv.network.evaluations import Evaluations
 from dpzv.network.transport import Peer, Peers
 from dpzv.network.wire import RELEASE
-from dpzv.privacy.noise import NoiseSource
 from dpzv.protocol.bounds import LARGEST
 from dpzv.protocol.messages import Embeddings
-from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import named_parents, plan_of, warn
 from dpzv.runtime.server_run import Opened, ServerRun
 
-__all__ = ["Arrivals", "Arrived", "open_run"]
+__all__ = ["Arrivals", "Arrived"]
 
 LOG = logging.getLogger("dpzv.server")
 NOTICE_SECONDS = 60.0
 """When a round has waited so long for a device, the log says so."""
-
-
-def open_run(config: Config, alignment: AlignmentState, folder: RunFolder, noise: NoiseSource) -> ServerRun:
-    """The server's run over the aligned records, at its start or at its last checkpoint."""
-    records, M = alignment.records(), len(config.network.devices)
-    widths = per_device("devices.embedding", config.devices.embedding, M)
-    plan = plan_of(config, len(records.y_train), M, named_parents(config, records.names, folder.path))
-    run = ServerRun(config, records, widths, plan, noise, folder)
-    try:
-        run.restore()
-    except BaseException as error:
-        run.__exit__(type(error), error, error.__traceback__)
-        raise
-    if not run.begun:
-        warn(run.plan)
-    return run
 
 
 class Arrived(Struct, frozen=True):

@@ -6,21 +6,22 @@ With millions of records each of these takes long, so it is done beside the even
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack
 
-from dpzv.config import Config
+from dpzv.config import Config, per_device
 from dpzv.network import wire
 from dpzv.network.alignment_state import AlignmentState, digest_of
-from dpzv.network.arrivals import open_run
 from dpzv.network.aside import aside
 from dpzv.network.greeting import hashed_ids
 from dpzv.network.transport import Peer
 from dpzv.privacy.noise import NoiseSource
 from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.run_folder import RunFolder
+from dpzv.runtime.run_plan import named_parents, noise_of, plan_of, warn
 from dpzv.runtime.server_run import ServerRun
 
-__all__ = ["align", "hear_ids", "open_aside", "tell_rows"]
+__all__ = ["align", "hear_ids", "open_aside", "open_run", "tell_rows"]
 
 
 async def hear_ids(peer: Peer, hello: wire.Hello, alignment: AlignmentState) -> None:
@@ -41,12 +42,31 @@ async def align(alignment: AlignmentState) -> None:
     await aside(alignment.settle)
 
 
-async def open_aside(
-    config: Config, alignment: AlignmentState, folder: RunFolder, noise: NoiseSource, stack: ExitStack
+def open_run(
+    config: Config, alignment: AlignmentState, folder: RunFolder, noise: NoiseSource | None = None
 ) -> ServerRun:
-    """The server's run over the aligned records, which ends with the `stack`."""
+    """The server's run over the aligned records, at its start or at its last checkpoint.
+
+    Only an audit has another source of `noise` than the configuration's.
+    """
+    records, M = alignment.records(), len(config.network.devices)
+    widths = per_device("devices.embedding", config.devices.embedding, M)
+    plan = plan_of(config, len(records.y_train), M, named_parents(config, records.names, folder.path))
+    run = ServerRun(config, records, widths, plan, noise or noise_of(config), folder)
+    try:
+        run.restore()
+    except BaseException as error:
+        run.__exit__(type(error), error, error.__traceback__)
+        raise
+    if not run.begun:
+        warn(run.plan)
+    return run
+
+
+async def open_aside(config: Config, opened: Callable[[], ServerRun], stack: ExitStack) -> ServerRun:
+    """What `opened` opens, in a thread; it ends with the `stack`."""
     accelerator_of(config)  # torch keeps the number of its threads for every thread by itself
-    return await aside(lambda: stack.enter_context(open_run(config, alignment, folder, noise)))
+    return await aside(lambda: stack.enter_context(opened()))
 
 
 async def tell_rows(peer: Peer, alignment: AlignmentState, mu_start: float) -> None:

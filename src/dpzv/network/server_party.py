@@ -18,7 +18,7 @@ from dpzv.errors import DataError, DiskError, DpzvError, PeerError, PeerRefused
 from dpzv.network import wire
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
 from dpzv.network.arrivals import Arrivals, Arrived
-from dpzv.network.beginning import align, hear_ids, open_aside, tell_rows
+from dpzv.network.beginning import align, hear_ids, open_aside, open_run, tell_rows
 from dpzv.network.greeting import ROLLED_BACK, check_return, greet
 from dpzv.network.status import DeviceStatus, Status, keep_status, notify_supervisor, status_of, write_status
 from dpzv.network.transport import (
@@ -30,10 +30,8 @@ from dpzv.network.transport import (
     Stream,
     last_word,
 )
-from dpzv.privacy.noise import NoiseSource
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import noise_of
 from dpzv.runtime.server_run import ServerRun
 
 __all__ = ["ServerParty"]
@@ -46,12 +44,10 @@ UNALIGNED = "the parties' records could not be aligned; the server's log says wh
 
 
 class ServerParty:
-    """The server of a run, with its labels and its run folder; an audit may give it another source of noise."""
+    """The server of a run, with its labels and its run folder."""
 
-    def __init__(
-        self, config: Config, labels: LabelRecords, folder: RunFolder, noise: NoiseSource | None = None
-    ) -> None:
-        self._config, self._labels, self._folder, self._noise = config, labels, folder, noise or noise_of(config)
+    def __init__(self, config: Config, labels: LabelRecords, folder: RunFolder) -> None:
+        self._config, self._labels, self._folder = config, labels, folder
         self._names = config.network.devices
         least = max(config.train.B, config.privacy.min_batch)
         psi = config.network.alignment == "psi"
@@ -78,7 +74,7 @@ class ServerParty:
                 if not await self._align():
                     return None
                 LOG.info("records: %s", self._alignment.counts)
-                self._run = run = await open_aside(self._config, self._alignment, self._folder, self._noise, stack)
+                self._run = run = await open_aside(self._config, self._open, stack)
                 self._arrivals = arrivals = Arrivals(run, self._peers)
                 # true after a restart for devices that were away
                 self._finished = self._folder.finished or arrivals.evaluations.restore()
@@ -105,6 +101,10 @@ class ServerParty:
             watching.cancel()
             with suppress(DiskError):  # the run's own error, if there is one, must not be hidden by this
                 write_status(self._folder.path, self.status())
+
+    def _open(self) -> ServerRun:
+        """The run over the aligned records, at its start or at its last checkpoint."""
+        return open_run(self._config, self._alignment, self._folder)
 
     async def _align(self) -> bool:
         """Wait for the devices' ids and find the records that all share; false if stopped before."""
