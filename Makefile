@@ -26,7 +26,8 @@ test: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -m "not soak" --numprocesses 2 --dist loadfile
+# many tests wait for processes and sockets, so three share two cores; files that take longest come first
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m "not soak" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks
