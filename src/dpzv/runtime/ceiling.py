@@ -7,23 +7,20 @@ It is a figure to stand beside others, never a method or a recipe: one process s
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
-from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset, ServerRecords
-from dpzv.durable import make_folder, write_atomically
-from dpzv.errors import DpzvError
 from dpzv.models.losses import labels_of, per_record_loss
 from dpzv.rng import torch_generator
 from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.journal import measured
+from dpzv.runtime.programs import config_in, leave_summary, run_program
 from dpzv.runtime.run import load_data
 from dpzv.runtime.run_plan import noise_of, plan_of
 from dpzv.runtime.server_head import first_head
@@ -72,17 +69,10 @@ def ceiling(config: Config, data: Dataset) -> dict[str, Any]:
 
 def main(file: Path, folder: Path) -> None:
     """Train by the configuration in `file`, and leave a summary with the metrics in `folder`."""
-    config = configuration.parse(msgspec.toml.decode(file.read_bytes()))
+    config = config_in(file)
     found = ceiling(config, load_data(config))
-    make_folder(folder)
-    write_atomically(folder / "config.toml", configuration.render(config).encode())
-    summary = {"schema": 1, "method": "backpropagation", "seed": config.train.seed, **found}
-    write_atomically(folder / "summary.json", msgspec.json.encode(summary))
+    leave_summary(folder, config, {"method": "backpropagation", "seed": config.train.seed, **found})
 
 
 if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]), Path(sys.argv[2]))
-    except DpzvError as error:
-        sys.stderr.write(f"dpzv: {error}\n")
-        sys.exit(error.exit_code)
+    run_program(main)

@@ -8,8 +8,6 @@ backpropagation in one place. The run itself is an ordinary simulated one, and s
 
 from __future__ import annotations
 
-import math
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -18,14 +16,12 @@ from typing import Any
 import msgspec
 import torch
 
-from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset
-from dpzv.durable import make_folder, write_atomically
-from dpzv.errors import DpzvError
 from dpzv.models.losses import labels_of, per_record_loss
 from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.device_networks import make_networks
+from dpzv.runtime.programs import config_in, leave_summary, run_program
 from dpzv.runtime.run import load_data
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import Simulation
@@ -88,22 +84,10 @@ def _watched(config: Config, data: Dataset) -> dict[str, Any]:
 
 def main(file: Path, folder: Path) -> None:
     """Run the configuration in `file`, and leave a summary with the gradient's norms in `folder`."""
-    config = configuration.parse(msgspec.toml.decode(file.read_bytes()))
+    config = config_in(file)
     short = msgspec.structs.replace(config, head=msgspec.structs.replace(config.head, final="private"))
-    found = _watched(short, load_data(config))
-    make_folder(folder)
-    write_atomically(folder / "config.toml", configuration.render(config).encode())
-    write_atomically(folder / "summary.json", msgspec.json.encode(_finite(found)))
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: such a figure becomes `None`."""
-    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
+    leave_summary(folder, config, _watched(short, load_data(config)))
 
 
 if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]), Path(sys.argv[2]))
-    except DpzvError as error:
-        sys.stderr.write(f"dpzv: {error}\n")
-        sys.exit(error.exit_code)
+    run_program(main)

@@ -27,20 +27,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.config import parse
 from dpzv.declarations import METHODS, method_facts
-from dpzv.durable import make_folder, write_atomically
 from dpzv.methods.rules import Uplink, make_device_rule
 from dpzv.methods.steps import Steps
 from dpzv.models.resnet import ResNet18
 from dpzv.models.text import KINDS, TextEncoder
+from dpzv.runtime.programs import config_in, leave_summary
 from dpzv.terms import MethodName
 
 __all__ = ["TITLES", "main", "measured"]
@@ -77,7 +75,7 @@ def _apart(model: str, actions: Sequence[str]) -> list[int]:
 
 def main(file: Path, folder: Path) -> None:
     """Measure all methods on the network of the configuration in `file`, and leave a summary in `folder`."""
-    config, began = configuration.parse(msgspec.toml.decode(file.read_bytes())), time.monotonic()
+    config, began = config_in(file), time.monotonic()
     model, accelerator = str(config.devices.model), config.runtime.accelerator
     network, _ = MODELS.get(model, MODELS["tiny"])(0)
     weights = sum(w.numel() * w.element_size() for w in network.state_dict().values())
@@ -88,11 +86,8 @@ def main(file: Path, folder: Path) -> None:
     else:  # a process for each would take longer than all else of a smoke test
         peaks = dict(zip(actions, _apart("tiny", actions), strict=True))
     known = model if model in MODELS else "tiny"
-    summary = {"schema": 1, "network": TITLES[known], "weights": weights, "peaks": peaks, "accelerator": accelerator}
-    make_folder(folder)
-    write_atomically(folder / "config.toml", configuration.render(config).encode())
-    seconds = {"seconds": round(time.monotonic() - began, 3)}
-    write_atomically(folder / "summary.json", msgspec.json.encode(summary | seconds))
+    summary = {"network": TITLES[known], "weights": weights, "peaks": peaks, "accelerator": accelerator}
+    leave_summary(folder, config, summary | {"seconds": round(time.monotonic() - began, 3)})
 
 
 def _action(name: str) -> Callable[[nn.Module, Tensor], None]:

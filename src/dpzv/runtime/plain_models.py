@@ -8,20 +8,17 @@ components. Tables: boosted trees. Nothing is chosen by looking at test records;
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset
-from dpzv.durable import make_folder, write_atomically
-from dpzv.errors import ConfigError, DpzvError
+from dpzv.errors import ConfigError
+from dpzv.runtime.programs import config_in, leave_summary, run_program
 from dpzv.runtime.run import load_data
 
 __all__ = ["main", "plain_model"]
@@ -83,21 +80,14 @@ def _summary(config: Config) -> dict[str, Any]:
     data = load_data(config)
     name, accuracy = plain_model(data)
     seconds = round(time.monotonic() - began, 3)
-    return {"schema": 1, "method": name, "test_accuracy": accuracy, "seconds": seconds, "data": {"name": data.name}}
+    return {"method": name, "test_accuracy": accuracy, "seconds": seconds, "data": {"name": data.name}}
 
 
 def main(file: Path, folder: Path) -> None:
     """Fit the model to the records of the configuration in `file`, and leave a summary in `folder`."""
-    config = configuration.parse(msgspec.toml.decode(file.read_bytes()))
-    summary = _summary(config)
-    make_folder(folder)
-    write_atomically(folder / "config.toml", configuration.render(config).encode())
-    write_atomically(folder / "summary.json", msgspec.json.encode(summary))
+    config = config_in(file)
+    leave_summary(folder, config, _summary(config))
 
 
 if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]), Path(sys.argv[2]))
-    except DpzvError as error:
-        sys.stderr.write(f"dpzv: {error}\n")
-        sys.exit(error.exit_code)
+    run_program(main)
