@@ -1,4 +1,4 @@
-"""What programs have in common that are no runs but leave a summary as runs do, so that a grid starts them like runs."""
+"""What programs share that are no runs but leave a summary as runs do, so that a grid starts them like runs."""
 
 from __future__ import annotations
 
