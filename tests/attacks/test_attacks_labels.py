@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from attacked_runs import coalition, data, trained, truth
 
+from dpzv.attacks import scored
 from dpzv.attacks.findings import AttackRow, RunFacts, rows_of
 from dpzv.attacks.guesswork import cross_fitted, draw
-from dpzv.attacks.label_attacks import Truth, completion, label_attacks, ratio
+from dpzv.attacks.label_attacks import completion, label_attacks, ratio
 from dpzv.attacks.limits import true_mu
+from dpzv.attacks.scored import Truth
+from dpzv.attacks.scores import area
 from dpzv.privacy.statement import read_ledger
 
 NONE = float("inf")
@@ -78,11 +81,46 @@ def test_noise_on_the_uplink_hides_no_label(method: str) -> None:
     assert found.ceiling == 1
 
 
+def test_gradients_are_scored_on_the_records_that_came_back() -> None:
+    """Two rounds of each device are a quarter of the records for each; what never came back is no failed guess."""
+    folder = trained("vafl", NONE, ("train", "rounds", 4))
+    seen = np.unique(np.concatenate([turn.ids for turn in coalition(folder).turns()]))
+    assert len(seen) < 200
+    found, _ = label_attacks(coalition(folder), truth(), 0.0)
+    asked = np.setdiff1d(seen, draw(truth().train, 2, 10, 0).ids)
+    for _, (tried,) in found:
+        assert np.array_equal(tried.y, truth().train[asked])
+        assert tried.guess.shape == tried.floor.shape == (len(asked), 2)
+    score = {name: rows_of([(name, "labels", tries)], FACTS, [NONE])[0].score for name, tries in found}
+    assert min(score["direction"], score["sign"]) > 0.99
+
+
+@pytest.mark.parametrize("method", ["vafl", "vfl-czofo"])
+def test_a_sample_of_records_is_scored_as_all_of_them_are(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every record that is scored has the guess that it has if all are scored."""
+    whole, _ = label_attacks(coalition(trained(method)), truth(), 0.0)
+    monkeypatch.setattr(scored, "MOST_SCORED", 100)
+    monkeypatch.setattr(scored, "MOST_OTHERS", 50)
+    some, evidence = label_attacks(coalition(trained(method)), truth(), 0.0)
+    everybody = np.setdiff1d(np.arange(256), draw(truth().train, 2, 10, 0).ids)
+    places = np.searchsorted(everybody, evidence.sample.train)
+    assert len(places) == 100
+    for (name, (few,)), (_, (all_of_them,)) in zip(some, whole, strict=True):
+        assert np.array_equal(few.y, all_of_them.y[places])
+        if name in ("norm", "sign", "batch least squares") and method == "vfl-czofo":
+            np.testing.assert_allclose(few.guess, all_of_them.guess[places])
+        else:
+            assert abs(area(few.guess, few.y).value - area(all_of_them.guess, all_of_them.y).value) < 0.1
+    for name, tries in [*ratio(evidence, truth()), *completion(evidence)]:
+        assert all(len(one.guess) <= 100 for one in tries), name
+        assert all(one.unseen is not None and len(one.unseen) <= 50 for one in tries), name
+
+
 def completed(kind: str, shuffled: bool) -> AttackRow:
     folder = trained("vafl", NONE, ("train", "eta_m", 0.3), ("train", "rounds", 32), kind=kind)
     labels = truth(kind, shuffled=shuffled)
     _, evidence = label_attacks(coalition(folder), labels, 0.0)
-    _, (name, tries), _ = completion(evidence, labels)
+    _, (name, tries), _ = completion(evidence)
     return rows_of([(name, "labels", tries)], FACTS, [NONE])[0]
 
 
