@@ -25,7 +25,9 @@ def attack(
         str,
         typer.Option("--devices", help="Numbers of the curious devices, separated by commas; default: all of them."),
     ] = "",
-    figure: Annotated[Path | None, typer.Option("--figure", help="Draw the scores into this PNG file.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="Draw the scores into this file, .svg or .png.")
+    ] = None,
     json: JsonOutcome = False,
 ) -> None:
     """Attack runs with what their own devices saw, and show each score beside its floor and its ceiling.
