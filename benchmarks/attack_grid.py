@@ -60,7 +60,7 @@ def table(rows: list[AttackRow]) -> str:
             f"{statistics.fmean(row.floor for row in group):.3f}",
             f"{statistics.fmean(unseen):.3f}" if unseen else "",
             f"{min(row.ceiling for row in group):.3f}",
-            f"{sum(row.leaks for row in group)} of {len(group)}",
+            f"{sum(row.leaks for row in group)} of {len(group)}" if group[0].covered else "not covered",
         )
         lines.append("| " + " | ".join((method, epsilon, attack, *figures)) + " |")
     return "\n".join(lines) + "\n"

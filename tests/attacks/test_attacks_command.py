@@ -58,6 +58,12 @@ def test_rows_have_the_names_that_scripts_rely_on(folder: Path, printed: str) ->
     assert {(row["method"], row["epsilon"]) for row in rows} == {("dpzv", 5.0)}
     assert all(row["interval"][0] <= row["score"] <= row["interval"][1] for row in rows)
     assert not any(row["broken"] for row in rows)
+    beyond = [row for row in rows if not row["covered"]]
+    assert {f"{row['target']}: {row['attack'].split(', ')[-1]}" for row in beyond} >= {"features: from predictions"}
+    assert {row["target"] for row in beyond} == {"features", "server"}
+    assert len(beyond) == 1 + sum(row["target"] == "server" for row in rows)
+    assert not any(row["leaks"] for row in beyond)
+    assert any(row["score"] > 0.9 for row in beyond)
     assert all(row["ceiling"] < 1 for row in labels)
     assert (folder.parent / "figure.svg").read_text().count("model completion, 40 a class") == 1
 
@@ -85,6 +91,7 @@ def test_a_score_above_the_ceiling_ends_with_the_exit_code_of_privacy(
     out, error = invoke("attack", folder)
     assert error is None
     assert "BROKEN" not in out
+    assert out.count("not covered") == sum(not row.covered for row in rows)
     rows[0] = msgspec.structs.replace(rows[0], broken=True)
     out, error = invoke("attack", folder)
     assert isinstance(error, PrivacyRefused)

@@ -29,8 +29,8 @@ from dpzv.runtime.run import load_data
 
 __all__ = ["attack_run"]
 
-Found = tuple[str, str, Sequence[Tried], float]
-"""An attack's name, its target, its tries, and the mu that bounds it."""
+Found = tuple[str, str, Sequence[Tried], float | None]
+"""An attack's name, its target, its tries, and the mu that bounds it; `None` is what no claim covers."""
 
 
 def attack_run(run: Path, devices: Sequence[int] = ()) -> list[AttackRow]:
@@ -76,15 +76,11 @@ def _found(
         for name, tries in from_training(evidence, x, x_test):
             yield f"{name}, from training", "features", tries, of_features
         if outputs := _outputs(run, everybody, views, sample.test):
-            yield (
-                "regression, from predictions",
-                "features",
-                from_predictions(evidence.own[1], outputs[0], x_test),
-                math.inf,
-            )
+            guessed = from_predictions(evidence.own[1], outputs[0], x_test)
+            yield "regression, from predictions", "features", guessed, None
     # the trusted server: how much it could rebuild of the first device's features
     for uploads, one in sent_to_server(Member(views[0])):
-        yield f"rebuilt from {uploads} uploads", "server", [one], math.inf
+        yield f"rebuilt from {uploads} uploads", "server", [one], None
 
 
 def _truth(data: Dataset) -> Truth:
