@@ -13,8 +13,10 @@ from dpzv.attacks import scored
 from dpzv.attacks.findings import AttackRow, RunFacts, rows_of
 from dpzv.attacks.guesswork import cross_fitted, draw
 from dpzv.attacks.label_attacks import completion, label_attacks, ratio
+from dpzv.attacks.label_inference import likelihood_ratio
 from dpzv.attacks.limits import true_mu
-from dpzv.attacks.scored import Truth
+from dpzv.attacks.readings import Readings
+from dpzv.attacks.scored import Sample, Truth
 from dpzv.attacks.scores import area
 from dpzv.privacy.statement import read_ledger
 
@@ -114,6 +116,24 @@ def test_a_sample_of_records_is_scored_as_all_of_them_are(method: str, monkeypat
     for name, tries in [*ratio(evidence, truth()), *completion(evidence)]:
         assert all(len(one.guess) <= 100 for one in tries), name
         assert all(one.unseen is not None and len(one.unseen) <= 50 for one in tries), name
+
+
+@pytest.mark.parametrize("wrong", ["scale", "sign", "everything"])
+def test_a_likelihood_ratio_with_a_wrong_stand_in_falls_to_its_floor_and_not_below(wrong: str) -> None:
+    """Three labels, a good guess without the run, and totals of which the stand-in explains nothing or the opposite."""
+    draw_of, n, R, size, labels = np.random.default_rng(2), 900, 60, 300, 3
+    y = draw_of.integers(0, labels, n)
+    prior = np.where(np.arange(labels) == y[:, None], 2.0, 0.0) + draw_of.normal(size=(n, labels))
+    ids = np.stack([draw_of.permutation(n)[:size] for _ in range(R)])
+    adds = draw_of.normal(size=(R, size, labels)).astype(np.float32)
+    own = np.take_along_axis(adds, y[ids][:, :, None], axis=2).sum(axis=(1, 2))
+    total = {"scale": 3 * own, "sign": -own, "everything": own.std() * draw_of.normal(size=R)}[wrong]
+    readings = Readings(total, ids, adds, np.zeros_like(adds), 0.0)
+    guess = likelihood_ratio(readings, y, Sample(np.arange(n), np.arange(n)), prior, prior)
+    assert area(guess.train, y).value > area(prior, y).value - 0.01
+    right = Readings(own + 0.1 * draw_of.normal(size=R), ids, adds, np.zeros_like(adds), 0.0)
+    found = likelihood_ratio(right, y, Sample(np.arange(n), np.arange(n)), prior, prior)
+    assert area(found.train, y).value > 0.999
 
 
 def completed(kind: str, shuffled: bool) -> AttackRow:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpzv.attacks.guesswork import Known
+from dpzv.attacks.guesswork import Known, halves
 from dpzv.attacks.readings import Readings
 from dpzv.attacks.replay import Coalition
 from dpzv.attacks.scored import Sample
@@ -33,6 +33,9 @@ Values = NDArray[np.float64]
 
 NOISES = tuple(10.0**k for k in range(-4, 3))
 """Deviations of what the stand-in gets wrong, in units of that of the totals, of which the likeliest is taken."""
+
+WEIGHTS = (0.0, *(10.0 ** (k / 2) for k in range(-6, 1)))
+"""What the likelihood ratio may be multiplied with before it is added to what is known without the run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +125,8 @@ def likelihood_ratio(readings: Readings, y: NDArray[np.int64], sample: Sample, t
 
     This is the adversary of the definition of differential privacy, and on a Gaussian the best test. `train` and
     `unseen` are log-probabilities without the run. Records that are not part of the run are taken to add what is
-    expected of them.
+    expected of them. A stand-in for the head that is wrong is wrong in the same way in many rounds. So what it says has
+    the weight under which the labels of other records are likeliest: those of the other half of `sample`.
     """
     ids, adds = readings.ids, readings.adds
     own = np.take_along_axis(adds, y[ids][:, :, None], axis=2)
@@ -138,7 +142,27 @@ def likelihood_ratio(readings: Readings, y: NDArray[np.int64], sample: Sample, t
     at = Slots.of(ids, sample.test)
     twins = at.of_slots(readings.twins)
     expected = np.sum(np.exp(unseen)[at.record] * twins, axis=1, keepdims=True)
-    return Guess(train + seen, unseen + score(expected, twins, at, len(unseen)))
+    other = score(expected, twins, at, len(unseen))
+    labels, half = y[sample.train], halves(len(train))
+    weight = np.where(half, _weight(train, seen, labels, ~half), _weight(train, seen, labels, half))
+    overall = _weight(train, seen, labels, np.ones(len(train), np.bool_))
+    # normalised: what all labels of a record have in common says nothing about which of them it has
+    return Guess(_normalised(train + weight[:, None] * seen), _normalised(unseen + overall * other))
+
+
+def _normalised(logs: Values) -> Values:
+    """Log-probabilities [n, labels] from logarithms of what is proportional to them."""
+    from scipy.special import log_softmax
+
+    found: Values = log_softmax(logs, axis=1)
+    return found
+
+
+def _weight(prior: Values, seen: Values, y: NDArray[np.int64], among: NDArray[np.bool_]) -> float:
+    """How much of `seen` [n, labels] to add to `prior`, so that the labels `y` of the records `among` are likeliest."""
+    rows = np.flatnonzero(among)
+    likely = [_normalised(prior[rows] + w * seen[rows])[np.arange(len(rows)), y[rows]].sum() for w in WEIGHTS]
+    return WEIGHTS[int(np.argmax(likely))]
 
 
 def returned(coalition: Coalition, ids: NDArray[np.int64]) -> Returned:
