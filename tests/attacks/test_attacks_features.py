@@ -30,18 +30,26 @@ def features(evidence: Insight | None, shuffled: bool) -> tuple[torch.Tensor, to
     return x, x_test
 
 
+MANY = {"vafl": (), "dpzv": (("train", "directions", 32),), "vfl-czofo": (("train", "q", 32),)}
+"""Settings under which a batch's labels, and so a feature that decides them, follow from what comes back."""
+
+
 @pytest.mark.parametrize("name", ["regression", "generative"])
-def test_returned_gradients_tell_another_devices_features(name: str) -> None:
-    """The label is a feature of device 2, VAFL returns it to device 1, whose own features say nothing about it."""
-    _, evidence = label_attacks(coalition(trained("vafl", kind="other"), 1), truth("other"), 0.0)
+@pytest.mark.parametrize("method", MANY)
+def test_what_comes_back_tells_another_devices_features(method: str, name: str) -> None:
+    """The label is a feature of device 2; it comes back to device 1, whose own features say nothing about it."""
+    folder = trained(method, float("inf"), *MANY[method], kind="other")
+    _, evidence = label_attacks(coalition(folder, 1), truth("other"), 0.0)
     found = row(dict(from_training(evidence, *features(evidence, False)))[name])
     assert found.leaks
-    assert found.score > 0.75
+    assert found.score > 0.7
     assert not row(dict(from_training(evidence, *features(evidence, True)))[name]).leaks
 
 
-def test_a_single_difference_a_batch_tells_no_feature() -> None:
-    _, evidence = label_attacks(coalition(trained(kind="other"), 1), truth("other"), 0.0)
+@pytest.mark.parametrize("method", ["dpzv", "zoo-vfl"])
+def test_one_mean_over_a_batch_tells_no_feature(method: str) -> None:
+    """A number for 32 records: these attacks find no feature by it, with zoo-vfl as with dpzv in one direction."""
+    _, evidence = label_attacks(coalition(trained(method, kind="other"), 1), truth("other"), 0.0)
     for tries in dict(from_training(evidence, *features(evidence, False))).values():
         assert not row(tries).leaks
 

@@ -22,6 +22,8 @@ def test_two_cells_are_trained_and_attacked_once(tmp_path: Path, monkeypatch: py
         ("vafl", None, "downlink"),
         ("vafl", 10.0, "uplink"),
     }
+    bare = [row["score"] for row in rows if row["target"] == "labels" and row["run"]["asked_epsilon"] is None]
+    assert max(bare) > 0.95
     assert "10 as published (uplink)" in (tmp_path / "table.md").read_text()
     assert "vafl, epsilon 10, uplink: direction" in (tmp_path / "figure.svg").read_text()
 

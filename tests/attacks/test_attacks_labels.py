@@ -16,7 +16,7 @@ from dpzv.attacks.label_attacks import completion, label_attacks, ratio
 from dpzv.attacks.label_inference import likelihood_ratio
 from dpzv.attacks.limits import true_mu
 from dpzv.attacks.readings import Readings
-from dpzv.attacks.scored import Sample, Truth
+from dpzv.attacks.scored import Scored, Truth
 from dpzv.attacks.scores import area
 from dpzv.privacy.statement import read_ledger
 
@@ -24,6 +24,8 @@ NONE = float("inf")
 FACTS = RunFacts("m", None, None, "downlink", 0, "arrays")
 MANY = (("train", "directions", 32),)
 """As many numbers a message as a batch has records."""
+LONG = (("train", "rounds", 64),)
+"""Eight passes: one slope and one loss a batch say too little about its labels in two."""
 
 
 @cache
@@ -44,7 +46,10 @@ LEAKS = [
     ("dpzv", "sign", MANY),
     ("dpzv", "batch least squares", MANY),
     ("dpzv", "likelihood ratio", MANY),
+    ("zoo-vfl", "sign", LONG),
+    ("zoo-vfl", "batch least squares", LONG),
     ("zoo-vfl", "likelihood ratio", ()),
+    ("vfl-czofo", "sign", ()),
     ("vfl-czofo", "batch least squares", ()),
     ("vfl-czofo", "likelihood ratio", ()),
 ]
@@ -129,28 +134,55 @@ def test_a_likelihood_ratio_with_a_wrong_stand_in_falls_to_its_floor_and_not_bel
     own = np.take_along_axis(adds, y[ids][:, :, None], axis=2).sum(axis=(1, 2))
     total = {"scale": 3 * own, "sign": -own, "everything": own.std() * draw_of.normal(size=R)}[wrong]
     readings = Readings(total, ids, adds, np.zeros_like(adds), 0.0)
-    guess = likelihood_ratio(readings, y, Sample(np.arange(n), np.arange(n)), prior, prior)
+    guess = likelihood_ratio(readings, y, Scored(np.arange(n), np.arange(n)), prior, prior)
     assert area(guess.train, y).value > area(prior, y).value - 0.01
     right = Readings(own + 0.1 * draw_of.normal(size=R), ids, adds, np.zeros_like(adds), 0.0)
-    found = likelihood_ratio(right, y, Sample(np.arange(n), np.arange(n)), prior, prior)
+    found = likelihood_ratio(right, y, Scored(np.arange(n), np.arange(n)), prior, prior)
     assert area(found.train, y).value > 0.999
 
 
-def completed(kind: str, shuffled: bool) -> AttackRow:
-    folder = trained("vafl", NONE, ("train", "eta_m", 0.3), ("train", "rounds", 32), kind=kind)
-    labels = truth(kind, shuffled=shuffled)
+def test_gradients_without_noise_tell_nearly_every_label_of_a_binary_task() -> None:
+    assert max(rows("vafl", NONE, False)[attack].interval[0] for attack in ("norm", "direction", "sign")) > 0.95
+
+
+LEARNT = {
+    "dpzv": (*MANY, ("train", "rounds", 200)),
+    "vafl": (("train", "rounds", 200),),
+    "zoo-vfl": (("train", "rounds", 800),),
+    "vfl-czofo": (("train", "rounds", 200),),
+}
+"""How long each method trains until its devices have learnt what the labels are."""
+
+
+@cache
+def completed(method: str, shuffled: bool) -> tuple[AttackRow, ...]:
+    """Model completion with 1, 10 and 40 labelled records a class."""
+    folder = trained(method, NONE, ("train", "eta_m", 0.05), *LEARNT[method], kind="sum")
+    labels = truth("sum", shuffled=shuffled)
     _, evidence = label_attacks(coalition(folder), labels, 0.0)
-    _, (name, tries), _ = completion(evidence)
-    return rows_of([(name, "labels", tries)], FACTS, [NONE])[0]
+    return tuple(rows_of([(name, "labels", tries)], FACTS, [NONE])[0] for name, tries in completion(evidence))
 
 
-def test_model_completion_uses_what_the_networks_have_learnt_about_everybody() -> None:
-    """With ten labelled records a class it is far above its floor, also on records that were not trained on."""
-    found = completed("sum", shuffled=False)
-    assert found.score > found.floor + 0.15
-    assert found.unseen is not None
-    assert found.unseen > found.floor + 0.1
-    assert abs(completed("sum", shuffled=True).score - 0.5) < 0.1
+@pytest.mark.parametrize("method", LEARNT)
+def test_model_completion_uses_what_the_networks_have_learnt_about_everybody(method: str) -> None:
+    """It is far above its floor, also on records that were not trained on, and better with more labelled records."""
+    found = completed(method, False)
+    assert [row.attack for row in found] == [f"model completion, {each} a class" for each in (1, 10, 40)]
+    for row, above in zip(found, (0.15, 0.2, 0.08), strict=True):
+        assert row.score > row.floor + above
+        assert row.interval[0] < row.score < row.interval[1]
+        assert row.unseen is not None
+    assert found[1].unseen is not None
+    assert found[1].unseen > found[1].floor + 0.1
+    assert found[0].score < found[1].score - 0.05
+    assert found[0].interval[1] - found[0].interval[0] > found[2].interval[1] - found[2].interval[0]
+
+
+@pytest.mark.parametrize("method", LEARNT)
+def test_model_completion_knows_nothing_about_shuffled_labels(method: str) -> None:
+    for row in completed(method, True):
+        assert abs(row.score - 0.5) < 0.1
+        assert not row.leaks
 
 
 def test_known_records_are_some_of_each_label_and_the_same_for_the_same_draw() -> None:

@@ -23,7 +23,7 @@ from dpzv.attacks.label_inference import (
 )
 from dpzv.attacks.readings import READS, Readings, read
 from dpzv.attacks.replay import Coalition
-from dpzv.attacks.scored import Sample, Truth, sampled
+from dpzv.attacks.scored import Scored, Truth, sampled
 from dpzv.attacks.scores import area
 from dpzv.data.dataset import ServerRecords
 from dpzv.models.losses import per_record_loss
@@ -52,7 +52,7 @@ class Insight:
     Each is a table for train records and one for test records. `truth` has the labels of these records.
     """
 
-    sample: Sample
+    sample: Scored
     truth: Truth
     own: tuple[Rows, Rows]
     start: tuple[Rows, Rows]
@@ -156,7 +156,7 @@ def completion(evidence: Insight) -> Iterator[tuple[str, list[Tried]]]:
         yield f"model completion, {each} a class", tries
 
 
-def _tables(rows: Callable[..., Rows], sample: Sample) -> tuple[Rows, Rows]:
+def _tables(rows: Callable[..., Rows], sample: Scored) -> tuple[Rows, Rows]:
     return rows(sample.train), rows(sample.test, test=True)
 
 

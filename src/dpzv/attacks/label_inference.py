@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dpzv.attacks.guesswork import Known, halves
 from dpzv.attacks.readings import Readings
 from dpzv.attacks.replay import Coalition
-from dpzv.attacks.scored import Sample
+from dpzv.attacks.scored import Scored
 
 __all__ = [
     "Guess",
@@ -120,7 +120,7 @@ def least_squares(readings: Readings, train: Values, unseen: Values) -> Guess:
     return Guess((p + spread * (A.T @ alpha)).reshape(prior.shape), moved.reshape(other.shape))
 
 
-def likelihood_ratio(readings: Readings, y: NDArray[np.int64], sample: Sample, train: Values, unseen: Values) -> Guess:
+def likelihood_ratio(readings: Readings, y: NDArray[np.int64], sample: Scored, train: Values, unseen: Values) -> Guess:
     """The log-likelihood of each label of one record of `sample`, where the labels `y` of all others are known.
 
     This is the adversary of the definition of differential privacy, and on a Gaussian the best test. `train` and
@@ -162,7 +162,8 @@ def _weight(prior: Values, seen: Values, y: NDArray[np.int64], among: NDArray[np
     """How much of `seen` [n, labels] to add to `prior`, so that the labels `y` of the records `among` are likeliest."""
     rows = np.flatnonzero(among)
     likely = [_normalised(prior[rows] + w * seen[rows])[np.arange(len(rows)), y[rows]].sum() for w in WEIGHTS]
-    return WEIGHTS[int(np.argmax(likely))]
+    best: float = WEIGHTS[int(np.argmax(likely))]
+    return best
 
 
 def returned(coalition: Coalition, ids: NDArray[np.int64]) -> Returned:

@@ -18,8 +18,7 @@ from dpzv.attacks.findings import AttackRow, RunFacts, Tried, rows_of
 from dpzv.attacks.label_attacks import completion, label_attacks, ratio
 from dpzv.attacks.limits import true_mu
 from dpzv.attacks.replay import Coalition, Member
-from dpzv.attacks.scored import Truth
-from dpzv.data.dataset import Dataset
+from dpzv.attacks.scored import Truth, truth_of
 from dpzv.errors import ConfigError, DataError
 from dpzv.models.final_head import load_head
 from dpzv.privacy.plan import PrivacyPlan
@@ -45,7 +44,7 @@ def attack_run(run: Path, devices: Sequence[int] = ()) -> list[AttackRow]:
         raise ConfigError(f"the devices of this run are numbered 1 to {M}, got {unknown[0]}; name some of them.")
     if not any(len(view.t) for view in views):
         raise DataError(f"no device of {run} has received anything; attack a run that has played some rounds.")
-    found = list(_found(run, views, sorted(set(devices)), data, plan))
+    found = list(_found(run, views, sorted(set(devices)), truth_of(data), plan))
     promised = plan.accounting == "exact" and not math.isinf(plan.claimed_epsilon)
     facts = RunFacts(
         method=config.train.method,
@@ -59,9 +58,9 @@ def attack_run(run: Path, devices: Sequence[int] = ()) -> list[AttackRow]:
 
 
 def _found(
-    run: Path, views: tuple[DeviceView, ...], devices: list[int], data: Dataset, plan: PrivacyPlan
+    run: Path, views: tuple[DeviceView, ...], devices: list[int], truth: Truth, plan: PrivacyPlan
 ) -> Iterator[Found]:
-    truth, M, mu = _truth(data), len(views), true_mu(plan)
+    M, mu = len(views), true_mu(plan)
     chosen = devices or list(range(1, M + 1))
     coalition = Coalition.of([views[m - 1] for m in chosen])
     tried, evidence = label_attacks(coalition, truth, plan.sigma_dp)
@@ -81,14 +80,6 @@ def _found(
     # the trusted server: how much it could rebuild of the first device's features
     for uploads, one in sent_to_server(Member(views[0])):
         yield f"rebuilt from {uploads} uploads", "server", [one], None
-
-
-def _truth(data: Dataset) -> Truth:
-    """The labels; of a number it is asked whether it is above the median."""
-    if data.task == "regression":
-        middle = np.median(data.y_train)
-        return Truth(data.task, 2, (data.y_train > middle).astype(np.int64), (data.y_test > middle).astype(np.int64))
-    return Truth(data.task, max(2, data.n_classes), data.y_train, data.y_test)
 
 
 @torch.no_grad()
