@@ -1,12 +1,16 @@
 """All attacks on a recipe under every method: without noise, with the paper's noise, and with a true epsilon.
 
-python -m benchmarks.attack_grid breast-cancer 3 attacks           in `attacks`: runs, rows.json, table.md, figure.png
+python -m benchmarks.attack_grid breast-cancer 3 attacks           in `attacks`: runs, rows.json, table.md, figure.svg
 python -m benchmarks.attack_grid credit 3 attacks data.path=DIR    the same for another recipe, with KEY=VALUE
+
+A second call goes on where the first one ended: runs that are finished are not trained again, and what attacks found is
+kept as attacks.json in the folder of their run. Remove that file to attack again, and the folder to train again.
 """
 
 from __future__ import annotations
 
 import itertools
+import shutil
 import statistics
 import sys
 from collections.abc import Iterator
@@ -19,13 +23,14 @@ from dpzv.attacks.findings import AttackRow
 from dpzv.attacks.suite import attack_run
 from dpzv.config import Config, merge, parse, set_key
 from dpzv.declarations import METHODS
+from dpzv.durable import write_atomically
 from dpzv.report.attacks_figure import draw_attacks
 from dpzv.runtime.grid import layered
 from dpzv.runtime.run import start
 
-__all__ = ["configs", "main", "table"]
+__all__ = ["attacked", "configs", "main", "table"]
 
-CELLS = (("exact", float("inf")), ("paper", 1.0), ("exact", 10.0), ("exact", 1.0))
+CELLS = (("exact", float("inf")), ("paper", 10.0), ("paper", 1.0), ("exact", 10.0), ("exact", 1.0))
 """Kinds of noise and epsilon; the paper's noise is on the uplink for all methods but dpzv."""
 
 
@@ -55,24 +60,32 @@ def table(rows: list[AttackRow]) -> str:
             f"{statistics.fmean(row.floor for row in group):.3f}",
             f"{statistics.fmean(unseen):.3f}" if unseen else "",
             f"{min(row.ceiling for row in group):.3f}",
-            f"{sum(row.leaks for row in group)} of {len(group)}",
+            f"{sum(row.leaks for row in group)} of {len(group)}" if group[0].covered else "not covered",
         )
         lines.append("| " + " | ".join((method, epsilon, attack, *figures)) + " |")
     return "\n".join(lines) + "\n"
 
 
+def attacked(place: Path, config: Config) -> list[AttackRow]:
+    """The rows of one run, which is trained and attacked unless that has been done."""
+    kept = place / "attacks.json"
+    if not kept.exists():
+        if not (place / "summary.json").exists():
+            shutil.rmtree(place, ignore_errors=True)  # of a call that was ended in the middle
+            start(config, place, lambda _: True, float("inf"), record_view=True)
+        write_atomically(kept, msgspec.json.encode(attack_run(place)))
+    return msgspec.json.decode(kept.read_bytes(), type=list[AttackRow])
+
+
 def main(name: str, seeds: str, out: str, *assignments: str) -> int:
-    """Train and attack all runs; those that are finished in the folder are attacked only."""
+    """Train and attack all runs; what is finished in the folder is taken as it is."""
     folder, rows = Path(out), []
     for run, config in configs(name, int(seeds), list(assignments)):
-        place = folder / run
-        if not (place / "summary.json").exists():
-            start(config, place, lambda _: True, float("inf"), record_view=True)
-        rows += attack_run(place)
+        rows += attacked(folder / run, config)
         print(f"{run}: {len(rows)} rows", file=sys.stderr, flush=True)
         (folder / "rows.json").write_bytes(msgspec.json.encode(rows))
         (folder / "table.md").write_text(table(rows))
-    draw_attacks([msgspec.to_builtins(row) for row in rows], folder / "figure.png")
+    draw_attacks([msgspec.to_builtins(row) for row in rows], folder / "figure.svg")
     print(table(rows))
     return 0
 

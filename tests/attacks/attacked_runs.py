@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from dpzv import config as configuration
-from dpzv.attacks.label_attacks import Truth
 from dpzv.attacks.replay import Coalition
+from dpzv.attacks.scored import Truth
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset, Records, from_arrays
 from dpzv.runtime.device_networks import make_networks
@@ -26,10 +26,14 @@ def data(kind: str = "coins") -> Dataset:
     """Two devices with as many columns each as there are records in a batch.
 
     Labels are coins ("coins": nothing but the run can tell them), whether a column of device 2 is large ("other"), or
-    whether the sum of all columns is positive ("sum").
+    whether the sum of all columns is positive ("sum"). The records of "images" are strips of pixels with coins as
+    labels; the first ten are black.
     """
     generator = np.random.default_rng(5)
     x = np.clip(generator.normal(size=(2, D + D_TEST, WIDTH)), -3, 3).astype(np.float32)
+    if kind == "images":
+        x = generator.integers(0, 256, (2, D + D_TEST, 4 * 28)).astype(np.uint8)
+        x[:, :10], kind = 0, "coins"
     coins = generator.random(D + D_TEST) < SHARE
     y = {"coins": coins, "other": x[1, :, 0] > 0.5, "sum": x.sum(axis=(0, 2)) > 0}[kind].astype(np.int64)
     train, test = Records([x[0, :D], x[1, :D]], y[:D]), Records([x[0, D:], x[1, D:]], y[D:])

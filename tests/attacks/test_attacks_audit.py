@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from dpzv import config as configuration
 from dpzv import recipes
-from dpzv.attacks.audit import CONFIDENCE, STRATEGIES, Strategy, attack, audit, strategies
+from dpzv.attacks.audit import CONFIDENCE, STRATEGIES, Finding, Strategy, attack, audit, strategies
 from dpzv.attacks.bound import Evidence
 from dpzv.attacks.strategies import FEW, both_worlds
 from dpzv.attacks.target import Target, target_of
@@ -134,6 +134,20 @@ def test_the_command_prints_the_worst_finding_as_json() -> None:
     assert {"claim", "lower_bound", "confidence", "trials", "strategy"} <= set(values)
     assert (values["claim"], values["confidence"], values["trials"]) == (5, 0.9999, 50)
     assert values["lower_bound"] <= values["claim"]
+
+
+def test_the_worst_finding_is_that_of_the_larger_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound that leans on no curve may be above the claim where the other is not; the refusal is about that one."""
+
+    def found(attacked: Target, strategy: Strategy, trials: int, share: int = 0) -> Finding:
+        plain = 5.5 if strategy.name == "negative" else 0.5
+        return Finding(strategy.name, strategy.catches, 5.0, 4.0 if plain < 1 else 3.0, plain, 0.9, trials)
+
+    monkeypatch.setattr("dpzv.attacks.audit.attack", found)
+    out, error = run_command("breast-cancer", "--trials", "5", "--json")
+    assert json.loads(out)["strategy"] == "negative"
+    assert isinstance(error, PrivacyRefused)
+    assert "'negative' shows an epsilon of at least 5.5 where 5 is claimed" in str(error)
 
 
 def test_the_command_refuses_a_claim_that_rests_on_seeded_noise() -> None:

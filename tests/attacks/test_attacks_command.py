@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from dpzv.attacks.suite import attack_run
 from dpzv.cli.attack_command import attack
 from dpzv.cli.train_command import train
 from dpzv.errors import ConfigError, DataError, DpzvError, PrivacyRefused
+from dpzv.privacy.noise import SeededNoise
 
 APP = typer.Typer()
 APP.command("train")(train)
@@ -43,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def printed(folder: Path) -> str:
     """What the command prints as JSON; it draws a figure beside the run."""
-    out, error = invoke("attack", folder, "--json", "--figure", folder.parent / "figure.png")
+    out, error = invoke("attack", folder, "--json", "--figure", folder.parent / "figure.svg")
     assert error is None
     return out
 
@@ -58,8 +60,14 @@ def test_rows_have_the_names_that_scripts_rely_on(folder: Path, printed: str) ->
     assert {(row["method"], row["epsilon"]) for row in rows} == {("dpzv", 5.0)}
     assert all(row["interval"][0] <= row["score"] <= row["interval"][1] for row in rows)
     assert not any(row["broken"] for row in rows)
+    beyond = [row for row in rows if not row["covered"]]
+    assert {f"{row['target']}: {row['attack'].split(', ')[-1]}" for row in beyond} >= {"features: from predictions"}
+    assert {row["target"] for row in beyond} == {"features", "server"}
+    assert len(beyond) == 1 + sum(row["target"] == "server" for row in rows)
+    assert not any(row["leaks"] for row in beyond)
+    assert any(row["score"] > 0.9 for row in beyond)
     assert all(row["ceiling"] < 1 for row in labels)
-    assert (folder.parent / "figure.png").stat().st_size > 10_000
+    assert (folder.parent / "figure.svg").read_text().count("model completion, 40 a class") == 1
 
 
 def test_a_coalition_of_one_attacks_the_features_of_the_last_device_outside(folder: Path) -> None:
@@ -67,6 +75,36 @@ def test_a_coalition_of_one_attacks_the_features_of_the_last_device_outside(fold
     assert sum(row.target == "features" for row in rows) == 3
     with pytest.raises(ConfigError, match="numbered 1 to 3, got 4"):
         attack_run(folder, [1, 4])
+
+
+def test_attacks_need_views_records_and_the_ledger_and_nothing_else(folder: Path, printed: str, tmp_path: Path) -> None:
+    """Only predictions come from the final head, which no device has."""
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copytree(folder / "view", bare / "view")
+    shutil.copy(folder / "ledger.sqlite", bare)
+    rows = [row for row in msgspec.json.decode(printed, type=list[AttackRow]) if "predictions" not in row.attack]
+    # intervals of fewer rows are a little narrower, since they hold together
+    whole, found = (
+        [msgspec.structs.replace(row, interval=(0.0, 1.0), leaks=False) for row in some]
+        for some in (rows, attack_run(bare))
+    )
+    assert found == whole
+
+
+def test_a_run_that_has_lost_its_noise_is_found_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It claims an epsilon of 1, and returns gradients as they are."""
+    monkeypatch.setattr(SeededNoise, "release", lambda self, totals, *, grid, divisor, **_: totals * grid / divisor)
+    changes = ("train.method=vafl", "train.rounds=24", "privacy.epsilon=1", "privacy.protects=labels")
+    more = ("noise.where=downlink", "noise.source=seeded", "head.rule=frozen", "head.final=private")
+    sets = [word for change in (*changes, *more) for word in ("--set", change)]
+    _, error = invoke("train", "breast-cancer", "--record-view", "--quiet", "--out", tmp_path / "run", *sets)
+    assert error is None
+    out, error = invoke("attack", tmp_path / "run")
+    assert isinstance(error, PrivacyRefused)
+    assert error.exit_code == 4
+    assert "where the claim allows 0." in str(error)
+    assert "BROKEN" in out
 
 
 def test_what_cannot_be_attacked_is_refused_with_a_sentence(tmp_path: Path) -> None:
@@ -85,6 +123,7 @@ def test_a_score_above_the_ceiling_ends_with_the_exit_code_of_privacy(
     out, error = invoke("attack", folder)
     assert error is None
     assert "BROKEN" not in out
+    assert out.count("not covered") == sum(not row.covered for row in rows)
     rows[0] = msgspec.structs.replace(rows[0], broken=True)
     out, error = invoke("attack", folder)
     assert isinstance(error, PrivacyRefused)

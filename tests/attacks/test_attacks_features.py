@@ -9,7 +9,7 @@ from attacked_runs import WIDTH, D, coalition, data, trained, truth
 
 from dpzv.attacks.feature_inference import from_predictions, from_training, generated, regressed, sent_to_server
 from dpzv.attacks.findings import AttackRow, RunFacts, Tried, rows_of
-from dpzv.attacks.label_attacks import label_attacks
+from dpzv.attacks.label_attacks import Insight, label_attacks
 from dpzv.attacks.scores import area
 
 FACTS = RunFacts("m", None, None, "downlink", 0, "arrays")
@@ -19,37 +19,47 @@ def row(tries: list[Tried]) -> AttackRow:
     return rows_of([("a", "features", tries)], FACTS, [float("inf")])[0]
 
 
-def features(shuffled: bool, column: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """The column of device 2 that decides the label, in the order of the records or in another one."""
+def features(evidence: Insight | None, shuffled: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The column of device 2 that decides the label, in the order of the scored records or in another one."""
     records = data("other")
-    x, x_test = (torch.from_numpy(one[1][:, column : column + 1]) for one in (records.x_train, records.x_test))
+    x, x_test = (torch.from_numpy(one[1][:, :1]) for one in (records.x_train, records.x_test))
+    if evidence is not None:
+        x, x_test = x[evidence.sample.train], x_test[evidence.sample.test]
     if shuffled:
         return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(3))], x_test
     return x, x_test
 
 
+MANY = {"vafl": (), "dpzv": (("train", "directions", 32),), "vfl-czofo": (("train", "q", 32),)}
+"""Settings under which a batch's labels, and so a feature that decides them, follow from what comes back."""
+
+
 @pytest.mark.parametrize("name", ["regression", "generative"])
-def test_returned_gradients_tell_another_devices_features(name: str) -> None:
-    """The label is a feature of device 2, VAFL returns it to device 1, whose own features say nothing about it."""
-    _, evidence = label_attacks(coalition(trained("vafl", kind="other"), 1), truth("other"), 0.0)
-    found = row(dict(from_training(evidence, *features(False)))[name])
+@pytest.mark.parametrize("method", MANY)
+def test_what_comes_back_tells_another_devices_features(method: str, name: str) -> None:
+    """The label is a feature of device 2; it comes back to device 1, whose own features say nothing about it."""
+    folder = trained(method, float("inf"), *MANY[method], kind="other")
+    _, evidence = label_attacks(coalition(folder, 1), truth("other"), 0.0)
+    found = row(dict(from_training(evidence, *features(evidence, False)))[name])
     assert found.leaks
-    assert found.score > 0.75
-    assert not row(dict(from_training(evidence, *features(True)))[name]).leaks
+    assert found.score > 0.7
+    assert not row(dict(from_training(evidence, *features(evidence, True)))[name]).leaks
 
 
-def test_a_single_difference_a_batch_tells_no_feature() -> None:
-    _, evidence = label_attacks(coalition(trained(kind="other"), 1), truth("other"), 0.0)
-    for tries in dict(from_training(evidence, *features(False))).values():
+@pytest.mark.parametrize("method", ["dpzv", "zoo-vfl"])
+def test_one_mean_over_a_batch_tells_no_feature(method: str) -> None:
+    """A number for 32 records: these attacks find no feature by it, with zoo-vfl as with dpzv in one direction."""
+    _, evidence = label_attacks(coalition(trained(method, kind="other"), 1), truth("other"), 0.0)
+    for tries in dict(from_training(evidence, *features(evidence, False))).values():
         assert not row(tries).leaks
 
 
 def test_predictions_tell_another_devices_features() -> None:
     own = data("other").x_train[0]
-    x, _ = features(False)
+    x, _ = features(None, False)
     outputs = 3 * x.numpy() + 0.1
     assert row(from_predictions(own, outputs, x)).leaks
-    assert not row(from_predictions(own, outputs, features(True)[0])).leaks
+    assert not row(from_predictions(own, outputs, features(None, True)[0])).leaks
 
 
 @pytest.mark.parametrize("model", [regressed, generated])
@@ -77,3 +87,14 @@ def test_the_server_rebuilds_less_of_a_device_with_few_uploads() -> None:
     assert WIDTH == 32
     assert len(member.view.x_train) == D
     assert found[0] < found[1] < 0.9
+
+
+def test_pixels_are_no_straight_line_even_where_the_first_records_are_black() -> None:
+    """A convolutional network maps black records to one and the same row, whatever they are multiplied with."""
+    folder = trained("dpzv", float("inf"), ("devices", "model", "cnn"), kind="images")
+    (member,) = coalition(folder, 1).members
+    assert member.view.x_train.dtype == torch.uint8
+    assert member.view.x_train[:8].max() == 0
+    found = list(sent_to_server(member))
+    assert [uploads for uploads, _ in found] == [0, 1]
+    assert all(np.isfinite(one.guess).all() for _, one in found)

@@ -12,6 +12,7 @@ from tests.plans import asked
 
 from dpzv.attacks.findings import RunFacts, Tried, rows_of
 from dpzv.attacks.limits import ceiling, true_mu
+from dpzv.attacks.scored import MOST_OTHERS, MOST_SCORED, sampled
 from dpzv.attacks.scores import area, difference
 from dpzv.privacy.accountant import gaussian_mu, tpr_of_parts
 from dpzv.privacy.planning import make_plan
@@ -111,3 +112,16 @@ def test_a_row_says_whether_a_score_is_above_floor_and_ceiling() -> None:
     assert row(strong, weak, strong, 0.1) == (False, False)  # as good on records that were not there
     assert row(strong, strong, None, math.inf) == (False, False)
     assert row(weak, weak, weak, 0.1) == (False, False)
+
+
+def test_of_many_records_a_fixed_sample_of_those_that_took_part_is_scored() -> None:
+    few = sampled(np.arange(5, 50), np.arange(30))
+    assert (few.train.tolist(), few.test.tolist()) == (list(range(5, 50)), list(range(30)))
+    took = np.arange(100_000) * 3
+    many = sampled(took, np.arange(MOST_OTHERS + 1))
+    assert len(np.unique(many.train)) == MOST_SCORED
+    assert len(np.unique(many.test)) == MOST_OTHERS
+    assert np.isin(many.train, took).all()
+    assert np.all(np.diff(many.train) > 0)
+    assert np.array_equal(many.train, sampled(took, np.arange(3)).train)
+    assert abs(np.mean(many.train) / np.mean(took) - 1) < 0.05

@@ -17,7 +17,8 @@ from dpzv.attacks.crashing_runs import CANARY, crashing_run, made_up
 from dpzv.attacks.networked_runs import networked_run
 from dpzv.attacks.target import Target
 from dpzv.attacks.whole_runs import whole_runs
-from dpzv.errors import ConfigError
+from dpzv.errors import ConfigError, PrivacyRefused
+from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.noise import ExactNoise, NoiseSource
 from dpzv.privacy.statement import read_ledger
 from dpzv.runtime.device_view import read_views
@@ -94,6 +95,19 @@ def test_runs_without_noise_are_seen(method: str) -> None:
     assert found.low.max() < 0 < found.high.min()
     # no errors in 8 runs of each world show an epsilon of ln(0.69/0.31) at 90 %
     assert plain_bound(found, 0.1) > 0.75 > found.claim == pytest.approx(0.5)
+
+
+def test_a_resume_that_draws_fresh_noise_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger gives the round that is played again another answer than before the crash."""
+    stored = Ledger.stored
+
+    def fresh(self: Ledger, t: int, frame_xxh3: bytes) -> Any:
+        Delta = stored(self, t, frame_xxh3)
+        return None if Delta is None else Delta + np.random.default_rng().normal(size=Delta.shape)
+
+    monkeypatch.setattr(Ledger, "stored", fresh)
+    with pytest.raises(PrivacyRefused, match="must get one answer for each batch, got two different ones"):
+        attack(target(), WHOLE, 1)
 
 
 def test_runs_with_their_noise_stay_below_the_claim() -> None:

@@ -91,6 +91,17 @@ def trainings(page: Path) -> list[list[str]]:
     return list(dict(zip(kinds, typed, strict=True)).values())
 
 
+def test_the_commands_of_the_page_about_attacks_work_in_their_order() -> None:
+    """With fewer rounds and runs: from a training that keeps its views to the audit of whole runs."""
+    fewer = {"--trials": "20", "--whole": "1", "--networked": "1"}
+    typed = commands(ROOT / "docs" / "howto" / "attack-your-own-run.md")
+    assert [arguments[0] for arguments in typed] == ["train", "attack", "attack", "audit", "audit"]
+    for arguments in typed:
+        shortened = [fewer.get(before, word) for before, word in zip(["", *arguments], arguments, strict=False)]
+        done = invoke(shortened + (SHORT if arguments[0] == "train" else []))
+        assert done.exit_code == 0, f"{arguments}: {done.output}"
+
+
 def test_the_results_page_has_commands() -> None:
     assert len(trainings(RESULTS)) >= 2
 

@@ -15,7 +15,7 @@ import torch
 from dpzv import config as configuration
 from dpzv.attacks.replay import Coalition
 from dpzv.data.dataset import Dataset, Records, from_arrays
-from dpzv.errors import DataError
+from dpzv.errors import DataError, PrivacyRefused
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.device_view import read_views
 from dpzv.runtime.run import run
@@ -138,6 +138,13 @@ def test_views_are_kept_only_on_request_and_a_damaged_one_is_refused(tmp_path: P
     content = received.read_bytes()
     received.write_bytes(content[:-3])  # the last entry is half written
     assert len(read_views(tmp_path / "run", [1])[0].t) == 5
+    received.write_bytes(content + content[24:72])  # two rounds that were played again, and answered as before
+    assert len(read_views(tmp_path / "run", [1])[0].t) == 6
+    fresh = np.frombuffer(content[24:48], np.dtype([("t", "<i8"), ("position", "<i8"), ("Delta", "<f8")])).copy()
+    fresh["Delta"] += 1e-9
+    received.write_bytes(content + fresh.tobytes())  # a round that was answered with fresh noise
+    with pytest.raises(PrivacyRefused, match="got two different ones for its batch number 2"):
+        read_views(tmp_path / "run", [1])
     received.write_bytes(content[24:])
     with pytest.raises(DataError, match="lacks"):
         read_views(tmp_path / "run", [1])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dpzv.attacks.findings import Tried
 from dpzv.attacks.label_attacks import DRAWS, Insight
 from dpzv.attacks.replay import Member
-from dpzv.rng import numpy_generator
+from dpzv.rng import numpy_generator, torch_generator
 
 __all__ = ["from_predictions", "from_training", "generated", "regressed", "sent_to_server"]
 
@@ -39,7 +39,10 @@ UPLOADS = (0, 1, 2, 4, 8, 16, 32)
 """After how many uploads of each record it is seen how much the server could rebuild."""
 
 SAMPLE = 200
-"""Records that are rebuilt."""
+"""Records that are rebuilt where equations are solved."""
+
+TAUGHT = 2000
+"""Records that are rebuilt, and that teach, where a model is taught."""
 
 
 def from_training(evidence: Insight, x: torch.Tensor, x_test: torch.Tensor) -> Iterator[tuple[str, list[Tried]]]:
@@ -121,17 +124,17 @@ def sent_to_server(member: Member) -> Iterator[tuple[int, Tried]]:
     """
     x = _plain(member.view.x_train)
     linear = _is_linear(member)
-    chosen = member.first[
-        : SAMPLE if linear else None
-    ].copy()  # no record takes part more often than those of the first batch
+    chosen = member.first[: SAMPLE if linear else TAUGHT].copy()  # no record takes part more often than these
     place = {int(i): n for n, i in enumerate(chosen)}
     middle = np.median(x, axis=0)
     columns = np.argsort(-x.std(axis=0), kind="stable")[:COLUMNS]
     y = (x[chosen][:, columns] > middle[columns]).astype(np.int64)
-    first = [(member.rows(member.view.x_train[chosen]), _at_units(member, None))]
-    told: list[list[tuple[Rows, tuple[Rows, Rows]]]] = [[(first[0][0][n], first[0][1])] for n in range(len(chosen))]
+    none = np.zeros(0, np.float32), np.zeros((x.shape[1], 0), np.float32)
+    rows, units = member.rows(member.view.x_train[chosen]), _at_units(member, None) if linear else none
+    told: list[list[tuple[Rows, tuple[Rows, Rows]]]] = [[(row, units)] for row in rows]
     for turn in member.turns():
-        units, slopes = _at_units(member, turn.position), np.concatenate(_stable(turn.h, member.lam), axis=1)
+        slopes = np.concatenate(_stable(turn.h, member.lam), axis=1)
+        units = _at_units(member, turn.position) if linear else none
         for row, i in enumerate(turn.ids.tolist()):
             if i in place and len(told[place[i]]) <= UPLOADS[-1]:
                 told[place[i]].append((slopes[row], units))
@@ -147,18 +150,18 @@ def sent_to_server(member: Member) -> Iterator[tuple[int, Tried]]:
 
 
 def _is_linear(member: Member) -> bool:
-    probe = member.view.x_train[:8].float()
-    if not torch.equal(probe, member.view.x_train[:8]):
+    """Whether the device's network is a straight line over plain columns, as it is at points that nobody holds."""
+    x = member.view.x_train
+    if x.dtype != torch.float32 or x.ndim != 2:
         return False
-    zero, one, two = (member.rows(factor * probe) for factor in (0.0, 1.0, 2.0))
-    return bool(np.allclose(two - one, one - zero, rtol=1e-3, atol=1e-5))
+    a, b = torch.randn(2, 8, x.shape[1], generator=torch_generator("straight line"))
+    both, first, second, nothing = (member.rows(point) for point in (a + b, a, b, 0.0 * a))
+    return bool(np.allclose(both - first, second - nothing, rtol=1e-3, atol=1e-4))
 
 
 def _at_units(member: Member, position: int | None) -> tuple[Rows, Rows]:
     """What the device sends for nothing [k] and what each column adds to that [d, k], at a position of its schedule."""
     x = member.view.x_train
-    if x.dtype != torch.float32:
-        return np.zeros(0, np.float32), np.zeros((x.shape[1], 0), np.float32)
     points = torch.cat([torch.zeros(1, x.shape[1]), torch.eye(x.shape[1])])
     if position is None:
         sent = member.rows(points)

@@ -50,7 +50,8 @@ class AttackRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `floor` is reached without the run, `unseen` on records that were not part of it, and `ceiling` is the most that the
     claim allows. `interval` is that of `score`. `leaks` says that the score is above floor and `unseen` beyond its
-    interval, `broken` that it is above the ceiling.
+    interval, `broken` that it is above the ceiling. No claim of any run is about what is not `covered`, such as what
+    the trusted server sees: there neither is said.
     """
 
     attack: str
@@ -64,18 +65,29 @@ class AttackRow(msgspec.Struct, frozen=True, kw_only=True):
     unseen: float | None
     leaks: bool
     broken: bool
+    covered: bool
     run: RunFacts
 
+    @property
+    def verdict(self) -> str:
+        """The row in a word."""
+        if not self.covered:
+            return "not covered"
+        return "BROKEN" if self.broken else "leaks" if self.leaks else "-"
 
-def rows_of(found: Sequence[tuple[str, str, Sequence[Tried]]], run: RunFacts, mu: Sequence[float]) -> list[AttackRow]:
-    """The rows of attacks, each with its name, its target, its tries and its mu."""
+
+def rows_of(
+    found: Sequence[tuple[str, str, Sequence[Tried]]], run: RunFacts, mu: Sequence[float | None]
+) -> list[AttackRow]:
+    """The rows of attacks, each with its name, its target, its tries and its mu; `None` is what no claim covers."""
     from scipy.special import ndtri
 
     width = -float(ndtri((1 - CONFIDENCE_OF_ROWS) / 2 / max(1, len(found))))
     return [_row(*one, run, each, width) for one, each in zip(found, mu, strict=True)]
 
 
-def _row(attack: str, target: str, tries: Sequence[Tried], run: RunFacts, mu: float, width: float) -> AttackRow:
+def _row(attack: str, target: str, tries: Sequence[Tried], run: RunFacts, of: float | None, width: float) -> AttackRow:
+    mu = math.inf if of is None else of
     scores = [area(one.guess, one.y) for one in tries]
     floors = [area(one.floor, one.y) for one in tries]
     score, error = _together([(one.value, one.error) for one in scores])
@@ -102,8 +114,9 @@ def _row(attack: str, target: str, tries: Sequence[Tried], run: RunFacts, mu: fl
         ceiling=most,
         interval=(max(0.0, score - width * error), min(1.0, score + width * error)),
         unseen=unseen,
-        leaks=leaks,
+        leaks=leaks and of is not None,
         broken=score - width * error > most,
+        covered=of is not None,
         run=run,
     )
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dpzv.rng import numpy_generator
 
-__all__ = ["Known", "classify", "cross_fitted", "draw"]
+__all__ = ["Known", "classify", "cross_fitted", "draw", "halves"]
 
 Values = NDArray[np.float64]
 
@@ -62,9 +62,14 @@ def classify(
     return made
 
 
+def halves(n: int) -> NDArray[np.bool_]:
+    """Which of `n` records are in the first half."""
+    return numpy_generator("halves").random(n) < 0.5
+
+
 def cross_fitted(x: NDArray[np.float32], y: NDArray[np.int64], labels: int) -> Values:
     """Log-probabilities [D, labels] for all records, each from the labels of the other half of the records."""
-    half = numpy_generator("halves").random(len(y)) < 0.5
+    half = halves(len(y))
     found = np.zeros((len(y), labels))
     for part in (half, ~half):
         (found[part],) = classify(x[~part], y[~part], [x[part]], labels)

@@ -23,13 +23,13 @@ from dpzv.attacks.label_inference import (
 )
 from dpzv.attacks.readings import READS, Readings, read
 from dpzv.attacks.replay import Coalition
+from dpzv.attacks.scored import Scored, Truth, sampled
 from dpzv.attacks.scores import area
 from dpzv.data.dataset import ServerRecords
 from dpzv.models.losses import per_record_loss
 from dpzv.runtime.server_head import first_head
-from dpzv.terms import Task
 
-__all__ = ["COMPLETIONS", "DRAWS", "Insight", "Truth", "completion", "label_attacks", "ratio"]
+__all__ = ["COMPLETIONS", "DRAWS", "Insight", "completion", "label_attacks", "ratio"]
 
 COMPLETIONS = (1, 10, 40)
 """Labelled records a class that model completion is given."""
@@ -45,21 +45,15 @@ Rows = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Truth:
-    """The labels that guesses are scored by, and of which attacks are told a few: int64, of `labels` kinds."""
-
-    task: Task
-    labels: int
-    train: NDArray[np.int64]
-    test: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Insight:
-    """What a coalition has after it has read its views, of train records and of others: features, rows as it started
-    and ended, and what the releases say of each record by itself; of others `None` if they say nothing.
+    """What a coalition has after it has read its views, of the records of `sample`: features, rows as it started and
+    ended, and what the releases say of each record by itself; of others `None` if they say nothing.
+
+    Each is a table for train records and one for test records. `truth` has the labels of these records.
     """
 
+    sample: Scored
+    truth: Truth
     own: tuple[Rows, Rows]
     start: tuple[Rows, Rows]
     end: tuple[Rows, Rows]
@@ -72,71 +66,115 @@ def label_attacks(coalition: Coalition, truth: Truth, sigma_dp: float) -> tuple[
 
     The likelihood ratio and model completion, which need that evidence only, are not among them.
     """
-    own = coalition.own(), coalition.own(test=True)
-    start = coalition.rows(), coalition.rows(test=True)
     known = draw(truth.train, truth.labels, KNOWN, 0)
-    floor = _floor(own, start, known, truth)
+    reads = coalition.members[0].view.config.train.method in READS and truth.task != "regression"
+    return (_from_means if reads else _from_gradients)(coalition, truth, known, sigma_dp)
+
+
+def _from_gradients(
+    coalition: Coalition, truth: Truth, known: Known, sigma_dp: float
+) -> tuple[list[tuple[str, list[Tried]]], Insight]:
+    """Attacks on what came back for single records; nothing did from methods that return means."""
+    sample = sampled(np.setdiff1d(coalition.took, known.ids), np.arange(len(truth.test)))
+    own, start = _tables(coalition.own, sample), _tables(coalition.rows, sample)
+    taught = coalition.own(known.ids), coalition.rows(known.ids)
+    by_record, scored = np.zeros((len(sample.train), 0)), sample.of(truth)
     found: list[tuple[str, list[Tried]]] = []
-    D, D_test = len(truth.train), len(truth.test)
-    method = coalition.members[0].view.config.train.method
-    by_record: tuple[Values, Values | None] = np.zeros((D, 0)), None
-    chosen: Readings | None = None
-    if method not in READS:
-        came = returned(coalition, D)
-        by_record = np.concatenate([came.unit, came.norm[:, None]], axis=1), None
+    if coalition.members[0].view.config.train.method in READS:
+        for _ in coalition.turns():
+            pass
+    else:
+        came = returned(coalition, np.union1d(sample.train, known.ids))
+        asked = np.searchsorted(came.ids, sample.train)
+        by_record = np.concatenate([came.unit, came.norm[:, None]], axis=1)[asked]
         guesses = {"direction": direction(came, known), "sign": signs(came, known)}
         if truth.labels == 2:
             guesses = {"norm": norm(came, known)} | guesses
-        found += [(name, [_tried(guess, floor.train, known, truth)]) for name, guess in guesses.items()]
-    elif truth.task != "regression":
-        heads = _stand_ins(coalition, known, truth, start[0])
-        chosen = _fitting(read(coalition, heads, per_record_loss(truth.task), truth.labels, sigma_dp), floor.train)
-        assert floor.unseen is not None
-        took = np.unique(chosen.ids)
-        solved = least_squares(chosen, floor.train, floor.unseen)
-        assert solved.unseen is not None
-        by_record = solved.train - np.exp(floor.train), solved.unseen - np.exp(floor.unseen)
-        found.append(("sign", [_tried(sign(chosen, D, D_test), floor.train, known, truth, took)]))
-        found.append(("batch least squares", [_tried(solved, floor.train, known, truth, took)]))
-    else:
-        for _ in coalition.turns():
-            pass
-    return found, Insight(own, start, (coalition.rows(), coalition.rows(test=True)), by_record, chosen)
+        floor = _better(taught, (own, start), known, scored, np.arange(len(sample.train))).train
+        found += [(name, [Tried(guess.train[asked], floor, scored.train)]) for name, guess in guesses.items()]
+    end = _tables(coalition.rows, sample)
+    return found, Insight(sample, scored, own, start, end, (by_record, None), None)
+
+
+def _from_means(
+    coalition: Coalition, truth: Truth, known: Known, sigma_dp: float
+) -> tuple[list[tuple[str, list[Tried]]], Insight]:
+    """Attacks on means over batches. All records of the batches are guessed, and some of them are scored."""
+    own, start = (coalition.own(), coalition.own(test=True)), (coalition.start(), coalition.start(test=True))
+    taught = own[0][known.ids], start[0][known.ids]
+    floor = _better(taught, (own, start), known, truth, known.others(len(truth.train)))
+    floor.train[known.ids] = -20.0
+    floor.train[known.ids, known.y] = 0.0
+    heads = _stand_ins(coalition, known, truth, start[0])
+    chosen = _fitting(read(coalition, heads, per_record_loss(truth.task), truth.labels, sigma_dp), floor.train)
+    took, D, D_test = np.unique(chosen.ids), len(truth.train), len(truth.test)
+    sample = sampled(np.setdiff1d(took, known.ids), took[took < min(D, D_test)])
+    scored = sample.of(truth)
+    assert floor.unseen is not None
+    solved = least_squares(chosen, floor.train, floor.unseen)
+    assert solved.unseen is not None
+    by_record = solved.train - np.exp(floor.train), solved.unseen - np.exp(floor.unseen)
+    found = []
+    for name, guess in (("sign", sign(chosen, D, D_test)), ("batch least squares", solved)):
+        assert guess.unseen is not None
+        tried = Tried(
+            guess.train[sample.train],
+            floor.train[sample.train],
+            scored.train,
+            guess.unseen[sample.test],
+            scored.test,
+        )
+        found.append((name, [tried]))
+    some = tuple((table[0][sample.train], table[1][sample.test]) for table in (own, start))
+    end = _tables(coalition.rows, sample)
+    of_sample = by_record[0][sample.train], by_record[1][sample.test]
+    return found, Insight(sample, scored, some[0], some[1], end, of_sample, chosen)
 
 
 def ratio(evidence: Insight, truth: Truth) -> Iterator[tuple[str, list[Tried]]]:
     """The likelihood ratio of one record's label for somebody who knows all other labels, where there are readings."""
-    readings = evidence.readings
+    readings, scored, sample = evidence.readings, evidence.truth, evidence.sample
     if readings is not None:
-        informed, elsewhere = _informed(evidence.own, evidence.start, truth)
-        guess = likelihood_ratio(readings, truth.train, informed, elsewhere)
-        nobody = Known(np.zeros(0, np.int64), np.zeros(0, np.int64), truth.labels)
-        yield "likelihood ratio", [_tried(guess, informed, nobody, truth, np.unique(readings.ids))]
+        informed, elsewhere = _informed(evidence.own, evidence.start, scored)
+        guess = likelihood_ratio(readings, truth.train, sample, informed, elsewhere)
+        yield "likelihood ratio", [Tried(guess.train, informed, scored.train, guess.unseen, scored.test)]
 
 
-def completion(evidence: Insight, truth: Truth) -> Iterator[tuple[str, list[Tried]]]:
+def completion(evidence: Insight) -> Iterator[tuple[str, list[Tried]]]:
     """Model completion: a head on the rows of the trained networks, from few labelled records."""
+    truth = evidence.truth
+    tables = (evidence.own[0],), (evidence.start[0],)
     for each in COMPLETIONS:
         tries = []
         for number in range(DRAWS):
             known = draw(truth.train, truth.labels, each, number)
+            others = known.others(len(truth.train))
             train, unseen = classify(evidence.end[0][known.ids], known.y, list(evidence.end), truth.labels)
-            floor = _floor(evidence.own, evidence.start, known, truth).train
-            tries.append(_tried(Guess(train, unseen), floor, known, truth))
+            taught = evidence.own[0][known.ids], evidence.start[0][known.ids]
+            floor = _better(taught, tables, known, truth, others).train
+            tries.append(Tried(train[others], floor[others], truth.train[others], unseen, truth.test))
         yield f"model completion, {each} a class", tries
 
 
-def _floor(own: tuple[Rows, Rows], start: tuple[Rows, Rows], known: Known, truth: Truth) -> Guess:
+def _tables(rows: Callable[..., Rows], sample: Scored) -> tuple[Rows, Rows]:
+    return rows(sample.train), rows(sample.test, test=True)
+
+
+def _better(
+    taught: tuple[Rows, Rows],
+    tables: tuple[tuple[Rows, ...], tuple[Rows, ...]],
+    known: Known,
+    truth: Truth,
+    others: NDArray[np.int64],
+) -> Guess:
     """Log-probabilities without the run, from raw features or from networks as they started, whichever says more.
 
-    Known records are certain.
+    `taught` are the features and the rows of the known records, `tables` those of the train records whose labels are in
+    `truth`, and of test records if they are asked for. `others` are the train records on which both are compared.
     """
-    others = known.others(len(truth.train))
-    tried = [classify(x[0][known.ids], known.y, list(x), truth.labels) for x in (own, start)]
-    train, unseen = max(tried, key=lambda one: area(one[0][others], truth.train[others]).value)
-    train[known.ids] = -20.0
-    train[known.ids, known.y] = 0.0
-    return Guess(train, unseen)
+    made = [classify(x, known.y, list(asked), truth.labels) for x, asked in zip(taught, tables, strict=True)]
+    best = max(made, key=lambda one: area(one[0][others], truth.train[others]).value)
+    return Guess(best[0], best[1] if len(best) > 1 else None)
 
 
 def _informed(own: tuple[Rows, Rows], start: tuple[Rows, Rows], truth: Truth) -> tuple[Values, Values]:
@@ -145,17 +183,6 @@ def _informed(own: tuple[Rows, Rows], start: tuple[Rows, Rows], truth: Truth) ->
     train, x = max(tried, key=lambda one: area(one[0], truth.train).value)
     (unseen,) = classify(x[0], truth.train, [x[1]], truth.labels)
     return train, unseen
-
-
-def _tried(guess: Guess, floor: Values, known: Known, truth: Truth, took: NDArray[np.int64] | None = None) -> Tried:
-    """Scored on the records whose labels were not given, and which took part in what was read (`took`)."""
-    others = known.others(len(truth.train))
-    both = min(len(truth.train), len(truth.test))
-    unseen = np.arange(both if took is not None else len(truth.test))
-    if took is not None:
-        others, unseen = np.intersect1d(others, took), np.intersect1d(unseen, took)
-    elsewhere = None if guess.unseen is None else guess.unseen[unseen]
-    return Tried(guess.train[others], floor[others], truth.train[others], elsewhere, truth.test[unseen])
 
 
 def _stand_ins(coalition: Coalition, known: Known, truth: Truth, start: Rows) -> list[torch.nn.Module]:

@@ -11,16 +11,31 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpzv.attacks.guesswork import Known
+from dpzv.attacks.guesswork import Known, halves
 from dpzv.attacks.readings import Readings
 from dpzv.attacks.replay import Coalition
+from dpzv.attacks.scored import Scored
 
-__all__ = ["Guess", "Returned", "direction", "least_squares", "likelihood_ratio", "norm", "returned", "sign", "signs"]
+__all__ = [
+    "Guess",
+    "Returned",
+    "Slots",
+    "direction",
+    "least_squares",
+    "likelihood_ratio",
+    "norm",
+    "returned",
+    "sign",
+    "signs",
+]
 
 Values = NDArray[np.float64]
 
 NOISES = tuple(10.0**k for k in range(-4, 3))
 """Deviations of what the stand-in gets wrong, in units of that of the totals, of which the likeliest is taken."""
+
+WEIGHTS = (0.0, *(10.0 ** (k / 2) for k in range(-6, 1)))
+"""What the likelihood ratio may be multiplied with before it is added to what is known without the run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,11 +48,35 @@ class Guess:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Returned:
-    """Gradients of single records: the mean over their rounds of the unit vector, of the signs, and of the norm."""
+    """Gradients of the records `ids`: the mean over their rounds of the unit vector, of the signs, and of the norm.
 
+    `took` says whose gradients came back at all; of all others there is nothing.
+    """
+
+    ids: NDArray[np.int64]
     unit: Values
     signs: Values
     norm: Values
+    took: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slots:
+    """The places [n] in readings at which some records stand: the reading, the place in its batch, and which record."""
+
+    reading: NDArray[np.int64]
+    place: NDArray[np.int64]
+    record: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, ids: NDArray[np.int64], wanted: NDArray[np.int64]) -> Slots:
+        """Where records `wanted`, which are sorted, stand in `ids` [R, B]; they are counted from 0 in their order."""
+        reading, place = np.nonzero(np.isin(ids, wanted))
+        return cls(reading, place, np.searchsorted(wanted, ids[reading, place]))
+
+    def of_slots(self, values: NDArray[np.float32]) -> Values:
+        """What `values` [R, B, n] has at these places."""
+        return values[self.reading, self.place].astype(np.float64)
 
 
 def sign(readings: Readings, D: int, D_test: int) -> Guess:
@@ -45,7 +84,8 @@ def sign(readings: Readings, D: int, D_test: int) -> Guess:
     side = np.sign(readings.total - np.median(readings.total))[:, None, None]
 
     def score(adds: NDArray[np.float32], ids: NDArray[np.int64], n: int) -> Values:
-        return _gathered(side * (adds - adds.mean(axis=2, keepdims=True)), ids, n)
+        parts = side * (adds - adds.mean(axis=2, keepdims=True))
+        return _gathered(parts.reshape(-1, parts.shape[2]), ids.reshape(-1), n)
 
     return Guess(score(readings.adds, readings.ids, D), score(readings.twins, readings.ids % D_test, D_test))
 
@@ -80,73 +120,106 @@ def least_squares(readings: Readings, train: Values, unseen: Values) -> Guess:
     return Guess((p + spread * (A.T @ alpha)).reshape(prior.shape), moved.reshape(other.shape))
 
 
-def likelihood_ratio(readings: Readings, y: NDArray[np.int64], train: Values, unseen: Values) -> Guess:
-    """The log-likelihood of each label of one record, where the labels `y` of all others are known.
+def likelihood_ratio(readings: Readings, y: NDArray[np.int64], sample: Scored, train: Values, unseen: Values) -> Guess:
+    """The log-likelihood of each label of one record of `sample`, where the labels `y` of all others are known.
 
     This is the adversary of the definition of differential privacy, and on a Gaussian the best test. `train` and
     `unseen` are log-probabilities without the run. Records that are not part of the run are taken to add what is
-    expected of them.
+    expected of them. A stand-in for the head that is wrong is wrong in the same way in many rounds. So what it says has
+    the weight under which the labels of other records are likeliest: those of the other half of `sample`.
     """
     ids, adds = readings.ids, readings.adds
     own = np.take_along_axis(adds, y[ids][:, :, None], axis=2)
     left = readings.total - own.sum(axis=(1, 2), dtype=np.float64)
     variance = max(float(np.mean(left**2)), 1e-12)
 
-    def score(without: NDArray[np.float32], adds: NDArray[np.float32], where: NDArray[np.int64], n: int) -> Values:
-        return _gathered(-((left[:, None, None] + without - adds) ** 2) / (variance + variance), where, n)
+    def score(without: Values, adds: Values, slots: Slots, n: int) -> Values:
+        missed = left[slots.reading][:, None] + without - adds
+        return _gathered(-(missed**2) / (variance + variance), slots.record, n)
 
-    where = ids % len(unseen)
-    expected = np.sum(np.exp(unseen)[where] * readings.twins, axis=2, keepdims=True)
-    seen, other = score(own, adds, ids, len(train)), score(expected, readings.twins, where, len(unseen))
-    return Guess(train + seen, unseen + other)
+    at = Slots.of(ids, sample.train)
+    seen = score(at.of_slots(own), at.of_slots(adds), at, len(train))
+    at = Slots.of(ids, sample.test)
+    twins = at.of_slots(readings.twins)
+    expected = np.sum(np.exp(unseen)[at.record] * twins, axis=1, keepdims=True)
+    other = score(expected, twins, at, len(unseen))
+    labels, half = y[sample.train], halves(len(train))
+    weight = np.where(half, _weight(train, seen, labels, ~half), _weight(train, seen, labels, half))
+    overall = _weight(train, seen, labels, np.ones(len(train), np.bool_))
+    # normalised: what all labels of a record have in common says nothing about which of them it has
+    return Guess(_normalised(train + weight[:, None] * seen), _normalised(unseen + overall * other))
 
 
-def returned(coalition: Coalition, D: int) -> Returned:
-    """What came back for each record, from a method that returns gradients of single records; walks all turns."""
-    sizes = {one.m: one.width for one in coalition.members}
-    unit, signs = (np.zeros((D, coalition.width)) for _ in range(2))
-    norms, turns = np.zeros(D), np.zeros(D)
+def _normalised(logs: Values) -> Values:
+    """Log-probabilities [n, labels] from logarithms of what is proportional to them."""
+    from scipy.special import log_softmax
+
+    found: Values = log_softmax(logs, axis=1)
+    return found
+
+
+def _weight(prior: Values, seen: Values, y: NDArray[np.int64], among: NDArray[np.bool_]) -> float:
+    """How much of `seen` [n, labels] to add to `prior`, so that the labels `y` of the records `among` are likeliest."""
+    rows = np.flatnonzero(among)
+    likely = [_normalised(prior[rows] + w * seen[rows])[np.arange(len(rows)), y[rows]].sum() for w in WEIGHTS]
+    best: float = WEIGHTS[int(np.argmax(likely))]
+    return best
+
+
+def returned(coalition: Coalition, ids: NDArray[np.int64]) -> Returned:
+    """What came back for the records `ids`, sorted, from a method that returns gradients of single records.
+
+    It walks all turns.
+    """
+    sizes, n = {one.m: one.width for one in coalition.members}, len(ids)
+    unit, signs = (np.zeros((n, coalition.width)) for _ in range(2))
+    norms, turns = np.zeros(n), np.zeros(n)
     for turn in coalition.turns():
-        g = turn.Delta.reshape(len(turn.ids), sizes[turn.m])
+        asked = np.isin(turn.ids, ids)
+        rows, columns = np.searchsorted(ids, turn.ids[asked]), coalition.columns[turn.m]
+        g = turn.Delta.reshape(len(turn.ids), sizes[turn.m])[asked]
         length = np.linalg.norm(g, axis=1)
-        columns = coalition.columns[turn.m]
-        unit[turn.ids, columns] += g / np.maximum(length, 1e-12)[:, None]
-        signs[turn.ids, columns] += np.sign(g)
-        norms[turn.ids] += length
-        turns[turn.ids] += 1
+        unit[rows, columns] += g / np.maximum(length, 1e-12)[:, None]
+        signs[rows, columns] += np.sign(g)
+        norms[rows] += length
+        turns[rows] += 1
     each = np.maximum(turns, 1)[:, None]
-    return Returned(unit / each, signs / each, norms / each[:, 0])
+    return Returned(ids, unit / each, signs / each, norms / each[:, 0], turns > 0)
 
 
 def norm(found: Returned, known: Known) -> Guess:
-    """Of two labels, the rarer one has longer gradients; known records say which one it is."""
-    means = [found.norm[known.ids[known.y == label]].mean() for label in (0, 1)]
+    """Of two labels, the rarer one has longer gradients; known records that took part say which one it is."""
+    means = [found.norm[ids].mean() if len(ids) else 0.0 for ids in _by_label(found, known)]
     towards = found.norm * np.sign(means[1] - means[0])
     return Guess(np.stack([-towards, towards], axis=1), None)
 
 
 def direction(found: Returned, known: Known) -> Guess:
     """How nearly a record's gradients point to where those of known records of each label point."""
-    return Guess(_alike(found.unit, known), None)
+    return Guess(_alike(found.unit, found, known), None)
 
 
 def signs(found: Returned, known: Known) -> Guess:
     """The same with nothing but the signs of gradients."""
-    return Guess(_alike(found.signs, known), None)
+    return Guess(_alike(found.signs, found, known), None)
 
 
-def _alike(evidence: Values, known: Known) -> Values:
+def _by_label(found: Returned, known: Known) -> list[NDArray[np.int64]]:
+    """The places of the known records of each label that took part."""
+    places = np.searchsorted(found.ids, known.ids)
+    return [places[(known.y == label) & found.took[places]] for label in range(known.labels)]
+
+
+def _alike(evidence: Values, found: Returned, known: Known) -> Values:
     """The cosine between each record's evidence [D, k] and the mean of known records of each label [D, labels]."""
-    middle = evidence.mean(axis=0)
-    centres = np.stack([evidence[known.ids[known.y == label]].mean(axis=0) for label in range(known.labels)]) - middle
-    apart = evidence - middle
+    middle = evidence[found.took].mean(axis=0)
+    means = [evidence[ids].mean(axis=0) if len(ids) else middle for ids in _by_label(found, known)]
+    centres, apart = np.stack(means) - middle, evidence - middle
     lengths = np.linalg.norm(apart, axis=1)[:, None] * np.linalg.norm(centres, axis=1)
-    found: Values = (apart @ centres.T) / np.maximum(lengths, 1e-12)
-    return found
+    cosines: Values = (apart @ centres.T) / np.maximum(lengths, 1e-12)
+    return cosines
 
 
 def _gathered(parts: NDArray[np.floating], ids: NDArray[np.int64], n: int) -> Values:
-    """The sum of `parts` [R, B, labels] by record [n, labels]."""
-    found = np.zeros((n, parts.shape[2]))
-    np.add.at(found, ids.reshape(-1), parts.reshape(-1, parts.shape[2]))
-    return found
+    """The sum of `parts` [slots, labels] by record [n, labels]."""
+    return np.stack([np.bincount(ids, column, minlength=n) for column in parts.T], axis=1)

@@ -85,15 +85,15 @@ def read(
 
     The rows of other members are kept as the server's table keeps them. `sigma_dp` is the public noise of the releases.
     """
-    config, lams = coalition.members[0].view.config, {one.m: one.lam for one in coalition.members}
-    table, tests = coalition.rows(), coalition.rows(test=True)
+    config, members = coalition.members[0].view.config, {one.m: one for one in coalition.members}
+    table, tests = coalition.start().copy(), coalition.start(test=True)
     found: list[list[tuple[float, NDArray[np.int64], Array, Array]]] = [[] for _ in heads]
     size = 0
     turns = coalition.turns()
     for turn in turns:
         columns, whose = coalition.columns[turn.m], turn.ids % len(tests)
-        real = READS[config.train.method](turn, turn.h, lams[turn.m], config)
-        other = READS[config.train.method](turn, turn.twins, lams[turn.m], config)
+        real = READS[config.train.method](turn, turn.h, members[turn.m].lam, config)
+        other = READS[config.train.method](turn, members[turn.m].twins(turn), members[turn.m].lam, config)
         for kept, head in zip(found, heads, strict=True):
             adds = _added(real, table[turn.ids], columns, head, loss, labels, config)
             twins = _added(other, tests[whose], columns, head, loss, labels, config)

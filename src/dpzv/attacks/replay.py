@@ -31,8 +31,7 @@ CHUNK = 8192
 class Turn:
     """One round of device m, as it knows it: whose records, what it sent for them, and what came back.
 
-    `h` are the embeddings [B, k] as the server received them. `twins` are those that as many other records would have
-    had in their places.
+    `h` are the embeddings [B, k] as the server received them.
     """
 
     t: int
@@ -40,7 +39,6 @@ class Turn:
     position: int
     ids: NDArray[np.int64]
     h: tuple[NDArray[np.float32], ...]
-    twins: tuple[NDArray[np.float32], ...]
     Delta: NDArray[np.float64]
 
 
@@ -58,6 +56,7 @@ class Member:
         uplink = Uplink(config.privacy.C_h if view.shape.sent else math.inf, 0.0, lambda shape, stream: np.zeros(shape))
         self._device, self.width = make_device(config, self.m, network, x, view.x_test, sizes, uplink)
         self.network = self._device.method.network
+        self._asked = False
 
     @property
     def lam(self) -> float:
@@ -69,6 +68,12 @@ class Member:
         """The records of the device's first batch."""
         return self._device.schedule.ids(0)
 
+    @property
+    def took(self) -> NDArray[np.int64]:
+        """The records that are in any turn of the device."""
+        parts = [self._device.schedule.ids(position) for position in range(len(self.view.t))]
+        return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+
     def rows(self, x: torch.Tensor) -> NDArray[np.float32]:
         """Embeddings of records under the present weights."""
         parts = [self._device.method.evaluate(x[at : at + CHUNK]).numpy() for at in range(0, len(x), CHUNK)]
@@ -76,19 +81,24 @@ class Member:
 
     def sent_for(self, x: torch.Tensor, position: int) -> tuple[NDArray[np.float32], ...]:
         """What the device would send for any records at a position of its schedule, under the present weights."""
+        self._asked = True
         return tuple(one.detach().numpy() for one in self._device.method.embeddings(x, position))
+
+    def twins(self, turn: Turn) -> tuple[NDArray[np.float32], ...]:
+        """What the device would have sent in its present turn for as many test records in the places of its batch."""
+        return self.sent_for(self.view.x_test[turn.ids % len(self.view.x_test)], turn.position)
 
     def turns(self) -> Iterator[Turn]:
         """All turns of the device in their order."""
         view, device, facts = self.view, self._device, method_facts(self.view.config.train.method)
         for position, (t, Delta) in enumerate(zip(view.t.tolist(), view.Delta, strict=True)):
             ids = device.schedule.ids(position)
-            twins = self.sent_for(view.x_test[ids % len(view.x_test)], position)
             message = device.upload()
             h = self._sent(message) if view.sent is None else tuple(view.sent[position])
-            yield Turn(t, self.m, position, ids, h, twins, Delta)
-            if facts.backpropagates:
-                device.upload()  # whoever looked at the turn may have asked what would be sent for other records
+            yield Turn(t, self.m, position, ids, h, Delta)
+            if facts.backpropagates and self._asked:
+                device.upload()  # whoever looked at the turn has asked what would be sent for other records
+            self._asked = False
             device.receive(Release(t, self.m, position, Delta))
 
     def _sent(self, message: Embeddings) -> tuple[NDArray[np.float32], ...]:
@@ -104,6 +114,7 @@ class Coalition:
     members: list[Member]
     columns: dict[int, slice] = field(init=False)
     width: int = field(init=False)
+    _start: dict[bool, NDArray[np.float32]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         config, M = self.members[0].view.config, self.members[0].view.shape.M
@@ -117,24 +128,51 @@ class Coalition:
         """The devices of these views, as they started."""
         return cls([Member(view) for view in views])
 
-    def rows(self, *, test: bool = False) -> NDArray[np.float32]:
-        """Rows [D, width] of all train or all test records under the present weights."""
-        views = [one.view for one in self.members]
-        found = np.zeros((len(views[0].x_test if test else views[0].x_train), self.width), np.float32)
-        for one, view in zip(self.members, views, strict=True):
-            found[:, self.columns[one.m]] = one.rows(view.x_test if test else view.x_train)
+    def without(self, m: int) -> Coalition:
+        """The others, as they started; rows that were computed at the start are taken over."""
+        others = Coalition.of([one.view for one in self.members if one.m != m])
+        for test, rows in self._start.items():
+            others._start[test] = rows.copy()
+            others._start[test][:, self.columns[m]] = 0.0
+        return others
+
+    def start(self, *, test: bool = False) -> NDArray[np.float32]:
+        """Rows [D, width] of all train or all test records at the start; asked first before any turn."""
+        if test not in self._start:
+            self._start[test] = self.rows(test=test)
+        return self._start[test]
+
+    def rows(self, ids: NDArray[np.int64] | None = None, *, test: bool = False) -> NDArray[np.float32]:
+        """Rows [n, width] of these (or all) train or test records under the present weights."""
+        parts = {one.m: one.rows(_some(one.view, ids, test)) for one in self.members}
+        found = np.zeros((len(parts[self.members[0].m]), self.width), np.float32)
+        for m, part in parts.items():
+            found[:, self.columns[m]] = part
         return found
 
-    def own(self, *, test: bool = False) -> NDArray[np.float32]:
-        """The members' raw features [D, d] side by side, scaled to deviation 1; token ids are left out."""
+    def own(self, ids: NDArray[np.int64] | None = None, *, test: bool = False) -> NDArray[np.float32]:
+        """The members' raw features [n, d] of these (or all) records, scaled to a deviation of about 1.
+
+        Token ids are left out.
+        """
         parts = []
         for view in (one.view for one in self.members):
             if view.x_train.dtype != torch.int32:
-                train = view.x_train.float()
-                scale = train.std(dim=0).clamp(min=1e-6)
-                parts.append(((view.x_test if test else view.x_train).float() - train.mean(dim=0)) / scale)
-        return torch.cat(parts, dim=1).numpy() if parts else self.rows(test=test)
+                some = view.x_train[:CHUNK].float()
+                scale = some.std(dim=0).clamp(min=1e-6)
+                parts.append((_some(view, ids, test).float() - some.mean(dim=0)) / scale)
+        return torch.cat(parts, dim=1).numpy() if parts else self.rows(ids, test=test)
+
+    @property
+    def took(self) -> NDArray[np.int64]:
+        """The train records that are in any turn."""
+        return np.unique(np.concatenate([one.took for one in self.members]))
 
     def turns(self) -> Iterator[Turn]:
         """The turns of all members in the order of the rounds."""
         yield from heapq.merge(*(one.turns() for one in self.members), key=lambda turn: turn.t)
+
+
+def _some(view: DeviceView, ids: NDArray[np.int64] | None, test: bool) -> torch.Tensor:
+    x = view.x_test if test else view.x_train
+    return x if ids is None else x[torch.from_numpy(ids)]

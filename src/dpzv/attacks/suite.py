@@ -11,14 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dpzv.attacks.feature_inference import from_predictions, from_training, sent_to_server
 from dpzv.attacks.findings import AttackRow, RunFacts, Tried, rows_of
-from dpzv.attacks.label_attacks import Truth, completion, label_attacks, ratio
+from dpzv.attacks.label_attacks import completion, label_attacks, ratio
 from dpzv.attacks.limits import true_mu
 from dpzv.attacks.replay import Coalition, Member
-from dpzv.data.dataset import Dataset
-from dpzv.errors import ConfigError
+from dpzv.attacks.scored import Truth, truth_of
+from dpzv.errors import ConfigError, DataError
 from dpzv.models.final_head import load_head
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.privacy.statement import read_ledger
@@ -27,8 +28,8 @@ from dpzv.runtime.run import load_data
 
 __all__ = ["attack_run"]
 
-Found = tuple[str, str, Sequence[Tried], float]
-"""An attack's name, its target, its tries, and the mu that bounds it."""
+Found = tuple[str, str, Sequence[Tried], float | None]
+"""An attack's name, its target, its tries, and the mu that bounds it; `None` is what no claim covers."""
 
 
 def attack_run(run: Path, devices: Sequence[int] = ()) -> list[AttackRow]:
@@ -41,7 +42,9 @@ def attack_run(run: Path, devices: Sequence[int] = ()) -> list[AttackRow]:
     data, plan = load_data(config), read_ledger(run / "ledger.sqlite").plan
     if unknown := [m for m in devices if not 1 <= m <= M]:
         raise ConfigError(f"the devices of this run are numbered 1 to {M}, got {unknown[0]}; name some of them.")
-    found = list(_found(run, views, sorted(set(devices)), data, plan))
+    if not any(len(view.t) for view in views):
+        raise DataError(f"no device of {run} has received anything; attack a run that has played some rounds.")
+    found = list(_found(run, views, sorted(set(devices)), truth_of(data), plan))
     promised = plan.accounting == "exact" and not math.isinf(plan.claimed_epsilon)
     facts = RunFacts(
         method=config.train.method,
@@ -55,49 +58,42 @@ def attack_run(run: Path, devices: Sequence[int] = ()) -> list[AttackRow]:
 
 
 def _found(
-    run: Path, views: tuple[DeviceView, ...], devices: list[int], data: Dataset, plan: PrivacyPlan
+    run: Path, views: tuple[DeviceView, ...], devices: list[int], truth: Truth, plan: PrivacyPlan
 ) -> Iterator[Found]:
-    truth, M, mu = _truth(data), len(views), true_mu(plan)
+    M, mu = len(views), true_mu(plan)
     chosen = devices or list(range(1, M + 1))
-    tried, evidence = label_attacks(Coalition.of([views[m - 1] for m in chosen]), truth, plan.sigma_dp)
-    yield from (
-        (name, "labels", tries, mu) for name, tries in [*tried, *ratio(evidence, truth), *completion(evidence, truth)]
-    )
+    coalition = Coalition.of([views[m - 1] for m in chosen])
+    tried, evidence = label_attacks(coalition, truth, plan.sigma_dp)
+    yield from ((name, "labels", tries, mu) for name, tries in [*tried, *ratio(evidence, truth), *completion(evidence)])
     if outside := [m for m in range(1, M + 1) if m not in chosen] or ([M] if M > 1 else []):
-        last = outside[-1]
+        everybody, last = coalition if len(chosen) == M else None, outside[-1]
         if last in chosen:
-            chosen = [m for m in chosen if m != last]
-            _, evidence = label_attacks(Coalition.of([views[m - 1] for m in chosen]), truth, plan.sigma_dp)
-        x, x_test = views[last - 1].x_train, views[last - 1].x_test
+            _, evidence = label_attacks(coalition.without(last), truth, plan.sigma_dp)
+        whose, sample = views[last - 1], evidence.sample
+        x, x_test = whose.x_train[sample.train], whose.x_test[sample.test]
         of_features = mu if plan.protects == "records" else math.inf
         for name, tries in from_training(evidence, x, x_test):
             yield f"{name}, from training", "features", tries, of_features
-        if outputs := _outputs(run, views):
-            yield (
-                "regression, from predictions",
-                "features",
-                from_predictions(evidence.own[1], outputs[0], x_test),
-                math.inf,
-            )
+        if outputs := _outputs(run, everybody, views, sample.test):
+            guessed = from_predictions(evidence.own[1], outputs[0], x_test)
+            yield "regression, from predictions", "features", guessed, None
     # the trusted server: how much it could rebuild of the first device's features
     for uploads, one in sent_to_server(Member(views[0])):
-        yield f"rebuilt from {uploads} uploads", "server", [one], math.inf
-
-
-def _truth(data: Dataset) -> Truth:
-    """The labels; of a number it is asked whether it is above the median."""
-    if data.task == "regression":
-        middle = np.median(data.y_train)
-        return Truth(data.task, 2, (data.y_train > middle).astype(np.int64), (data.y_test > middle).astype(np.int64))
-    return Truth(data.task, max(2, data.n_classes), data.y_train, data.y_test)
+        yield f"rebuilt from {uploads} uploads", "server", [one], None
 
 
 @torch.no_grad()
-def _outputs(run: Path, views: tuple[DeviceView, ...]) -> list[np.ndarray[tuple[int, int], np.dtype[np.float32]]]:
-    """The final head's outputs for all test records, as somebody may be given them; none of an unfinished run."""
+def _outputs(
+    run: Path, replayed: Coalition | None, views: tuple[DeviceView, ...], ids: NDArray[np.int64]
+) -> list[NDArray[np.float32]]:
+    """The final head's outputs for these test records, as somebody may be given them; none of an unfinished run.
+
+    `replayed` are all devices at the end of the run, if somebody has replayed it already.
+    """
     if not (run / "summary.json").exists():
         return []
-    everybody = Coalition.of(views)
-    for _ in everybody.turns():
-        pass
-    return [load_head(run / "weights")(torch.from_numpy(everybody.rows(test=True))).numpy()]
+    if replayed is None:
+        replayed = Coalition.of(views)
+        for _ in replayed.turns():
+            pass
+    return [load_head(run / "weights")(torch.from_numpy(replayed.rows(ids, test=True))).numpy()]

@@ -25,7 +25,9 @@ def attack(
         str,
         typer.Option("--devices", help="Numbers of the curious devices, separated by commas; default: all of them."),
     ] = "",
-    figure: Annotated[Path | None, typer.Option("--figure", help="Draw the scores into this PNG file.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="Draw the scores into this file, .svg or .png.")
+    ] = None,
     json: JsonOutcome = False,
 ) -> None:
     """Attack runs with what their own devices saw, and show each score beside its floor and its ceiling.
@@ -87,7 +89,8 @@ def _show(rows: list[AttackRow]) -> None:
     console.print(
         "Scores are areas under the curve: 0.5 is blind guessing, 1 is certainty. Floor: the same attack without the "
         "run. Unseen: on records that were not part of it. Ceiling: the most that the claim allows. Intervals of one "
-        "run hold together at 99 %. That an attack finds nothing does not mean that there is nothing to find.",
+        "run hold together at 99 %. Not covered: what no claim is about. That an attack finds nothing does not mean "
+        "that there is nothing to find.",
         highlight=False,
     )
 
@@ -100,8 +103,5 @@ def _table(rows: list[AttackRow]) -> Table:
     for row in rows:
         interval = f"{row.interval[0]:.3f}-{row.interval[1]:.3f}"
         figures = (f"{row.score:.3f}", interval, f"{row.floor:.3f}", "" if row.unseen is None else f"{row.unseen:.3f}")
-        verdict = "BROKEN" if row.broken else "leaks" if row.leaks else "-"
-        if row.target == "server":
-            verdict = "trusted"
-        lines.append([f"{row.target}: {row.attack}", *figures, f"{row.ceiling:.3f}", verdict])
+        lines.append([f"{row.target}: {row.attack}", *figures, f"{row.ceiling:.3f}", row.verdict])
     return columns(names, lines, left=("attack", "verdict"))

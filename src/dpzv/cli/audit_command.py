@@ -60,7 +60,7 @@ def audit(
         _show(outcome)
     if outcome.above:
         raise PrivacyRefused(
-            f"the strategy '{outcome.strategy}' shows an epsilon of at least {outcome.lower_bound:.4g} where "
+            f"the strategy '{outcome.strategy}' shows an epsilon of at least {outcome.shown:.4g} where "
             f"{outcome.claim:g} is claimed; do not rely on the claim before the cause is found."
         )
 

@@ -13,7 +13,7 @@ GREY = "#555555"
 
 
 def draw_attacks(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write the figure as a PNG: a line for each attack on each kind of run, a dot for each run.
+    """Write the figure as an SVG or PNG file: a line for each attack on each kind of run, a dot for each run.
 
     A grey bar is the floor, a black bar the ceiling.
     """
@@ -40,7 +40,8 @@ def draw_attacks(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_xlabel("area under the curve; grey bar: without the run, black bar: the most that the claim allows")
     axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dpzv"}):
+        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else {})
     pyplot.close(figure)
 
 

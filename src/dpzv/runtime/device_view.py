@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.durable import disk_errors, make_folder, open_log, write_atomically, write_tensors
-from dpzv.errors import DataError, DpzvError
+from dpzv.errors import DataError, DpzvError, PrivacyRefused
 from dpzv.methods.rules import ServerRule
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.protocol.device import Device
@@ -131,7 +131,10 @@ def view_logs(
 
 
 def read_views(run: Path, devices: Iterable[int] = ()) -> tuple[DeviceView, ...]:
-    """The views of these devices of a run, or of all its devices."""
+    """The views of these devices of a run, or of all its devices.
+
+    A batch that was answered twice with different values is a breach of privacy, and refused.
+    """
     folder = run / "view"
     chosen = tuple(devices) or tuple(sorted(int(path.name.removeprefix("device-")) for path in folder.glob("device-*")))
     if not chosen:
@@ -150,10 +153,18 @@ def _read(path: Path) -> DeviceView:
         raise DataError(f"{path} is no view of a device ({error}); train with `--record-view` to keep one.") from None
     whole = len(raw) - len(raw) % shape.entry.itemsize  # what a killed process has half written is left out
     entries = np.frombuffer(raw[:whole], shape.entry)
-    # a round that is played again after a crash is answered as before, and noted twice
+    # a round that is played again after a crash must be answered as before, and is noted twice
     positions, first = np.unique(entries["position"], return_index=True)
     if not np.array_equal(positions, np.arange(len(positions))):
         raise DataError(f"{path} lacks some releases of its device; train again with `--record-view`.")
+    again = first[entries["position"]]  # the first entry for the same batch
+    changed = (entries["t"] != entries["t"][again]) | np.any(entries["Delta"] != entries["Delta"][again], axis=1)
+    if changed.any():
+        position = int(entries["position"][np.argmax(changed)])
+        raise PrivacyRefused(
+            f"device {shape.m} of {path.parent.parent} must get one answer for each batch, got two different ones for "
+            f"its batch number {position + 1}; noise that is drawn again averages out, so do not rely on the claim."
+        )
     entries = entries[first]
     weights = {name.removeprefix("w."): w for name, w in held.items() if name.startswith("w.")}
     x_train, x_test = held["x_train"], held["x_test"]

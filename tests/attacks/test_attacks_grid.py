@@ -1,0 +1,53 @@
+"""The grid of attacks: it trains and attacks once, goes on where it ended, and draws what it found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks import attack_grid
+
+from dpzv.errors import DpzvError
+
+SHORT = ("train.rounds=6", "head.refit_steps=10", "noise.source=seeded")
+
+
+def test_two_cells_are_trained_and_attacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attack_grid, "CELLS", (("exact", float("inf")), ("paper", 10.0)))
+    monkeypatch.setattr(attack_grid, "METHODS", ("vafl",))
+    assert attack_grid.main("breast-cancer", "1", str(tmp_path), *SHORT) == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert {(row["method"], row["run"]["asked_epsilon"], row["run"]["noise"]) for row in rows} == {
+        ("vafl", None, "downlink"),
+        ("vafl", 10.0, "uplink"),
+    }
+    bare = [row["score"] for row in rows if row["target"] == "labels" and row["run"]["asked_epsilon"] is None]
+    assert max(bare) > 0.95
+    assert "10 as published (uplink)" in (tmp_path / "table.md").read_text()
+    assert "vafl, epsilon 10, uplink: direction" in (tmp_path / "figure.svg").read_text()
+
+    def again(*_: object, **__: object) -> None:
+        raise AssertionError("A finished run was trained or attacked again.")
+
+    monkeypatch.setattr(attack_grid, "start", again)
+    monkeypatch.setattr(attack_grid, "attack_run", again)
+    assert attack_grid.main("breast-cancer", "1", str(tmp_path), *SHORT) == 0
+    assert json.loads((tmp_path / "rows.json").read_text()) == rows
+
+
+def test_noise_on_the_uplink_is_there_at_one_and_at_ten() -> None:
+    names = [name for name, _ in attack_grid.configs("breast-cancer", 1, [])]
+    assert {"vafl-paper-1-0", "vafl-paper-10-0", "vafl-exact-inf-0", "vafl-exact-1-0", "vafl-exact-10-0"} <= set(names)
+    assert len(names) == len(set(names)) == 5 * 4
+
+
+def test_what_a_killed_call_has_left_is_trained_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, config = next(iter(attack_grid.configs("breast-cancer", 1, list(SHORT))))
+    monkeypatch.setattr(attack_grid, "attack_run", lambda place: [])
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.toml").write_text("")
+    assert attack_grid.attacked(tmp_path / name, config) == []
+    assert (tmp_path / name / "summary.json").exists()
+    with pytest.raises(DpzvError):
+        attack_grid.start(config, tmp_path / name, lambda _: True, float("inf"), record_view=True)
