@@ -26,8 +26,9 @@ predictions and the row of untrained devices (1, 210), checks before a party mee
 (7, 900), rehearsals (2, 410), a model that is saved, loaded and watched from Python (2, 250), estimators like those of
 scikit-learn (4, 600), and private set intersection (2, 340), took it to 193 with 26,200. Blocks of rounds for an
 accelerator (16, 1,700), tables and figures of the paper (25, 1,900), attacks (12, 1,300), a page for people (6, 700),
-ten million records (2, 500), reviews and a larger encoder (3, 300) and a bound with a proof came next. Audits of parties
-that talk, gradients of final heads by hand, and what strangers found lacking with data of their own took it to where it is.
+ten million records (2, 500), reviews and a larger encoder (3, 300) and a bound with a proof came next. Audits of
+parties that talk, gradients of final heads by hand, and what strangers found lacking with data of their own took it to
+where it is.
 """
 
 FILE_LINES, FUNCTION_LINES, ARGUMENTS, FAN_OUT = 350, 50, 7, 12

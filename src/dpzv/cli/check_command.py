@@ -67,11 +67,11 @@ def check(
 def _run(path: Path) -> Config:
     """Check an agreed run by itself, as if its records were one batch: how many there are, no file of it says."""
     from dpzv.runtime.party_file import agreed_run, check_agreed
-    from dpzv.runtime.run_plan import plan_of
+    from dpzv.runtime.run_plan import batch_of, plan_of
 
     config = agreed_run(path)
     check_agreed(config)
-    plan = plan_of(config, max(config.train.B, config.privacy.min_batch), len(config.network.devices))
+    plan = plan_of(config, max(batch_of(config), config.privacy.min_batch), len(config.network.devices))
     typer.echo(f"{path}:")
     typer.echo(f"  The agreed run of {plan.M} devices: {', '.join(config.network.devices)}.")
     typer.echo("  Nothing in it would be refused by itself; check the parties' files, too.")

@@ -47,7 +47,7 @@ def rehearse(
     changes = [*map(configuration.set_key, set_), {"noise": {"source": "seeded"}}]
     tree = reduce(configuration.merge, changes, rehearsed_tree(files))
     config = configuration.parse(tree)
-    shared = rehearsed(config.data.parties)
+    shared = rehearsed(config)
     if not quiet:
         typer.echo(f"{LOOK}\n")
         _tell_shared(shared)

@@ -224,7 +224,7 @@ class Conversation:
         if message.what == "fill":
             parts = device.fill(max(0, message.start))
         else:
-            parts = device.evaluate(BATCHES * self._config.train.B)
+            parts = device.evaluate(BATCHES * device.schedule.B)
         for part in parts:
             yield pack_message(codec, part)
         yield pack(Done(message.what))

@@ -33,7 +33,7 @@ from dpzv.network.transport import (
 from dpzv.privacy.noise import NoiseSource
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import noise_of
+from dpzv.runtime.run_plan import fewest_of, noise_of
 from dpzv.runtime.server_run import ServerRun
 
 __all__ = ["ServerParty"]
@@ -53,7 +53,7 @@ class ServerParty:
     ) -> None:
         self._config, self._labels, self._folder, self._noise = config, labels, folder, noise or noise_of(config)
         self._names = config.network.devices
-        least = max(config.train.B, config.privacy.min_batch)
+        least = fewest_of(config, config.data.holdout)
         psi = config.network.alignment == "psi"
         self._alignment = AlignmentState(folder.path, labels, len(self._names), config.data.holdout, least, psi)
         self._peers = Peers()

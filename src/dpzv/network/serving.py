@@ -16,7 +16,7 @@ from dpzv.network.status import read_status, serve_metrics
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import named_parents, plan_of
+from dpzv.runtime.run_plan import fewest_of, named_parents, plan_of
 from dpzv.runtime.server_run import ServerRun
 
 __all__ = ["early_plan", "open_folder", "serve"]
@@ -35,7 +35,7 @@ def early_plan(config: Config, labels: LabelRecords, folder: RunFolder, *, charg
     """
     accelerator_of(config)
     M = len(config.network.devices)
-    least = max(config.train.B, config.privacy.min_batch)
+    least = fewest_of(config, config.data.holdout)
     alignment = AlignmentState(folder.path, labels, M, config.data.holdout, least, config.network.alignment == "psi")
     if alignment.complete:
         return None

@@ -28,7 +28,7 @@ from dpzv.models.final_head import load_head
 from dpzv.runtime.agreement import changed
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.party_file import PartyFile, agreed_run, check_party, read_party, read_toml
-from dpzv.runtime.run_plan import noise_of, plan_of
+from dpzv.runtime.run_plan import fewest_of, noise_of, plan_of
 
 __all__ = ["Rehearsed", "predicted", "rehearsed", "rehearsed_tree"]
 
@@ -78,10 +78,11 @@ def rehearsed_tree(files: Sequence[str]) -> Tree:
     )
 
 
-def rehearsed(files: Sequence[str], name: str = "") -> Rehearsed:
-    """The records that the parties of these `files` share; `name` says which files a run began with, if it did."""
+def rehearsed(config: Config) -> Rehearsed:
+    """The records that the parties share whose files a configuration names, if they are the files it was made from."""
+    files = config.data.parties
     cast = _cast([Path(file) for file in files])
-    if name and name != _name(cast):
+    if config.data.name != _name(cast):
         raise ConfigError(
             f"the parties' files were other ones when this run began: {', '.join(files)} and the records they name; "
             "put them back as they were, or begin a new run."
@@ -90,7 +91,7 @@ def rehearsed(files: Sequence[str], name: str = "") -> Rehearsed:
     labels = records.read_labels(asked)
     tables = [records.read_features(_data(device).of_device()) for device in cast.devices]
     hashes = [keyed(ids, KEY) for ids in (labels.ids, *(table.ids for table in tables))]
-    found = aligned(hashes[0], hashes[1:], max(cast.config.train.B, cast.config.privacy.min_batch))
+    found = aligned(hashes[0], hashes[1:], fewest_of(config, cast.config.data.holdout))
     train, test = holdout(found.n, cast.config.data.holdout)
     own, *theirs = found.rows
     y = labels.y[own]

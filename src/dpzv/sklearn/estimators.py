@@ -25,6 +25,7 @@ from dpzv.errors import ConfigError
 from dpzv.privacy.statement import spent
 from dpzv.privacy.wording import Statement
 from dpzv.runtime.device_networks import make_networks
+from dpzv.runtime.run_plan import batch_of
 from dpzv.runtime.trained_model import merged, train
 from dpzv.sklearn.joined_records import joined, one_frame
 from dpzv.sklearn.party_columns import Parties, PartyColumns, Ranges, text_as_places
@@ -273,7 +274,7 @@ def _worth_training(config: Config, D: int, widths: Sequence[int]) -> bool:
     numbers = configuration.per_device("devices.embedding", config.devices.embedding, len(widths))
     models = configuration.per_device("devices.model", config.devices.model, len(widths))
     narrow = any(number < width for number, width in zip(numbers, widths, strict=True))
-    return config.privacy.min_batch <= min(D, config.train.B) and (narrow or set(models) != {"linear"})
+    return config.privacy.min_batch <= batch_of(config, D) and (narrow or set(models) != {"linear"})
 
 
 def _unprotected(columns: PartyColumns, config: Config) -> list[str]:
