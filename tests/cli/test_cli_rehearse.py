@@ -159,6 +159,15 @@ def test_a_rehearsal_shows_what_is_odd_about_each_partys_values() -> None:
     assert any("'channel'" in sentence and "'fax'" in sentence for sentence in found["shop"])
 
 
+def test_a_party_whose_columns_are_mixed_is_named() -> None:
+    narrow, wide = (rehearsed(parsed(f"devices.embedding={numbers}")).odd for numbers in ("[4, 6]", "64"))
+    mixed = [name for name in narrow for sentence in narrow[name] if "random mixtures" in sentence]
+    assert mixed == ["bank"]  # both have 6 encoded columns
+    assert "6 encoded columns become 4 numbers a record" in narrow["bank"][-1]
+    assert "devices.embedding = 6 would keep them all" in narrow["bank"][-1]
+    assert not any("mixtures" in sentence for sentences in wide.values() for sentence in sentences)
+
+
 def test_earlier_runs_of_the_server_count_in_a_rehearsal(cli: Cli) -> None:
     assert cli("train", *FILES, *SHORT, "--out", "earlier", "--quiet").returncode == 0
     server = Path("server.toml")

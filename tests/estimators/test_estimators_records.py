@@ -137,6 +137,13 @@ def test_texts_that_are_listed_are_learnt_from_and_others_are_told_of() -> None:
         model.predict(X[:3].assign(job=None))
 
 
+def test_a_party_with_many_columns_sends_as_many_numbers() -> None:
+    """Narrower, they would be random mixtures of the columns, and the parties would be trained at a cost."""
+    x = numpy_generator("many").normal(size=(80, 70))
+    model = VerticalClassifier({"a": list(range(69)), "b": [69]}, settings=UNFITTED).fit(x, x[:, 0] > 0)
+    assert model.epsilon_ == 0
+
+
 RANGED = {"ranges": (-4, 4), "classes": [False, True]}
 
 

@@ -38,7 +38,7 @@ def check(
             if "run" not in read_toml(path):
                 agreed = _run(path)
                 continue
-            own = load_party(path)
+            own = load_party(path, certified=False)
             if agreed is not None and (changes := changed(agreed, own.config)):
                 raise ConfigError(
                     f"all parties must have one agreed run, but {changes} in the one that {path} names; give all "
@@ -57,7 +57,10 @@ def check(
                 typer.echo(f"    {sentence}")
         if found.plain:
             typer.echo(f"  Nothing is odd about {', '.join(found.plain)}.")
-        typer.echo(f"  {OPEN}")
+        if found.refused is None:
+            typer.echo(f"  {OPEN}")
+        else:
+            refused.append(found.refused)
     for later in refused[1:]:
         typer.echo(f"dpzv: {later}", err=True)
     if refused:

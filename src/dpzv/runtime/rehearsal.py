@@ -26,7 +26,7 @@ from dpzv.data.schedule import holdout
 from dpzv.errors import ConfigError
 from dpzv.models.final_head import load_head
 from dpzv.runtime.agreement import changed
-from dpzv.runtime.device_networks import make_networks
+from dpzv.runtime.device_networks import make_networks, mixed_columns
 from dpzv.runtime.party_file import PartyFile, agreed_run, check_party, read_party, read_toml
 from dpzv.runtime.run_plan import fewest_of, noise_of, plan_of
 
@@ -106,8 +106,9 @@ def rehearsed(config: Config) -> Rehearsed:
         fingerprint=fingerprint_of([np.ascontiguousarray(hashes[0][own][train]), y[train]]),
     )
     odd = {"the server": [labels.separated, labels.warning()]}
-    for name, table in zip(data.devices, tables, strict=True):
+    for m, (name, table) in enumerate(zip(data.devices, tables, strict=True), 1):
         odd[name] = [table.separated, *(note for tally in table.tallies for note in tally.notes())]
+        odd[name].append(mixed_columns(config, m, len(tables), table.x.shape[1]))
     told = {name: [sentence for sentence in sentences if sentence] for name, sentences in odd.items()}
     return Rehearsed(replace(data, unit=asked.unit), found, [labels.ids[row] for row in own[test]], asked, told)
 

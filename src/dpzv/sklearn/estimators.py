@@ -41,7 +41,7 @@ OWN = {
 }
 """Keys of the configuration that are parameters of the estimators."""
 
-LARGEST, WIDEST = 4096, 64
+LARGEST, WIDEST = 4096, 512
 """Records of a batch at most, since noise falls as 1/B; numbers that a party sends for a record at most."""
 
 ROUNDS = 20
@@ -139,7 +139,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
     All parties are played in this process. X is a DataFrame or an array, or one DataFrame a party (a mapping from names
     to frames, or a list of them), whose records are joined by index.
 
-    A party with up to 64 encoded columns sends as many numbers as it has columns, from which the server, which is
+    A party with up to 512 encoded columns sends as many numbers as it has columns, from which the server, which is
     trusted, could compute them back. Nothing is lost, so parties are not trained, nothing is released to them, and
     `epsilon_` is 0. Parties that send fewer numbers (``settings={"devices.embedding": 4}``) are trained, and so are all
     where ``train.rounds`` is set.
