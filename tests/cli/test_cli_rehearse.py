@@ -232,9 +232,20 @@ def test_what_a_real_run_would_refuse_is_refused(cli: Cli, tmp_path: Path) -> No
     Path("shop.toml").write_text(text["shop.toml"].replace('"run.toml"', '"other.toml"'))
     assert "with privacy.epsilon = 1.0, got 2.0 in other.toml, which shop.toml names" in refused()
     Path("shop.toml").write_text(text["shop.toml"].replace("shop.csv", "gone.csv"))
-    assert "gone.csv should be a party's data file" in refused()
+    assert "gone.csv should be a party's data file, but it does not exist" in refused()
     Path("shop.toml").write_text(text["shop.toml"].split("[data.features]")[0])
     assert "a party's [data] has neither features nor labels" in refused()
+
+
+@pytest.mark.parametrize("inside", ["", "alone-1"])
+def test_a_folder_in_use_is_refused_before_anything_is_read(cli: Cli, tmp_path: Path, inside: str) -> None:
+    (tmp_path / "used" / inside).mkdir(parents=True)
+    (tmp_path / "used" / inside / "config.toml").write_text("")
+    Path("shop.csv").unlink()
+    done = cli("rehearse", *FILES, *SHORT, "--out", "used")
+    assert done.returncode == 2
+    assert "dpzv: used already holds" in done.stderr
+    assert "alone" not in done.stderr
 
 
 def keep_rows(count: int) -> None:

@@ -21,7 +21,7 @@ from dpzv.config import Config, Tree, merge
 from dpzv.data import party_records as records
 from dpzv.data.alignment import KEY_BYTES, Alignment, aligned, keyed
 from dpzv.data.dataset import Dataset, Records, fingerprint_of, from_arrays
-from dpzv.data.files import explained
+from dpzv.data.rows import sha256_of
 from dpzv.data.schedule import holdout
 from dpzv.errors import ConfigError
 from dpzv.models.final_head import load_head
@@ -172,7 +172,5 @@ def _name(cast: _Cast) -> str:
         settings = msgspec.to_builtins(data.of_server() if party is cast.server else data.of_device())
         file = settings.pop("file")
         digest.update(repr(settings).encode())
-        unread = f"{file} should be a party's data file, but reading it"
-        with explained(unread, "check `file` in [data].", OSError), Path(file).open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+        digest.update(sha256_of(file))
     return f"parties-{digest.hexdigest()[:16]}"
