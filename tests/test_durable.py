@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dpzv.data.alignment import Fewest
 from dpzv.data.files import cached
 from dpzv.durable import Lock, replacing, write_atomically, write_tensors
 from dpzv.errors import ConfigError, DiskError
@@ -50,7 +51,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
 
 def align(folder: Path) -> Path:
     hashes = np.arange(64, dtype=np.uint8).reshape(4, 16)
-    state = AlignmentState(folder, LabelRecords(hashes, np.zeros(4), "binary", 2, "x"), 1, 0.5, 1)
+    state = AlignmentState(folder, LabelRecords(hashes, np.zeros(4), "binary", 2, "x"), 1, 0.5, Fewest())
     state.take(1, hashes, "")
     state.settle()
     return folder / "alignment.safetensors"

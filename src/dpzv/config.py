@@ -75,7 +75,8 @@ class TrainSection(Section, frozen=True):
     method: terms.MethodName = "dpzv"  # the algorithm of the rounds; the others are rivals to compare with
     rounds: int | None = None  # T, over all devices; 0: devices stay as they start (untrained devices)
     passes: float | None = None  # alternative to rounds: passes of each device over its records; neither: 10
-    B: int = 512  # records a batch; noise falls as 1/B, bytes grow with B
+    # records a batch; noise falls as 1/B, bytes grow with B; unset: 512, or all training records if these are fewer
+    B: int | None = None
     lam: float | tuple[float, ...] = 1e-3  # smoothing radius lambda_m; small, but far above float32 noise
     # step of the devices, of the order 1/(L*d_m); 0: they stay as they start, while the head in the loop learns
     eta_m: float | tuple[float, ...] = 1e-3

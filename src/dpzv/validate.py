@@ -36,7 +36,7 @@ UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 def nearest(name: str, known: Iterable[str]) -> str:
     """``did you mean 'a' or 'b'?`` for a misspelt name, or the whole list if nothing is near."""
     choices = sorted(known)
-    close = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name, choices, n=3, cutoff=0.65)
     if close:
         return "did you mean " + " or ".join(f"'{choice}'" for choice in close) + "?"
     return "choose one of: " + ", ".join(choices) + "."

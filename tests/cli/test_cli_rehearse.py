@@ -14,12 +14,15 @@ from dpzv import config as configuration
 from dpzv.attacks.target import target_of
 from dpzv.cli.options import tree_of
 from dpzv.config import Config
+from dpzv.data.alignment import Fewest
+from dpzv.errors import DataError
 from dpzv.network.alignment_state import AlignmentState, digest_of
 from dpzv.network.keyfiles import create_authority, issue_party
 from dpzv.network.party import load_party
 from dpzv.privacy.noise import SeededNoise
 from dpzv.runtime.rehearsal import KEY, rehearsed, rehearsed_tree
 from dpzv.runtime.run import load_data
+from dpzv.runtime.run_plan import plan_of
 from tests.cli.conftest import Cli
 from tests.first_run import FILES, write_files
 
@@ -108,12 +111,12 @@ def test_the_records_are_those_of_a_real_run_under_the_same_key(tmp_path: Path) 
     for name in ("server", "bank", "shop"):
         issue_party(tmp_path / "ca", name, tmp_path / name / "keys", None, 10)
     server = load_party(Path("server.toml"))
-    state = AlignmentState(tmp_path, server.labels(), 2, server.config.data.holdout, 1)
+    state = AlignmentState(tmp_path, server.labels(), 2, server.config.data.holdout, Fewest())
     features = [load_party(Path(f"{name}.toml")).features() for name in ("bank", "shop")]
     for m, own in enumerate(features, 1):
         state.take(m, own.hashes, digest_of(m, own.hashes))
     state.settle()
-    found, real = rehearsed(FILES), state.records()
+    found, real = rehearsed(parsed()), state.records()
     assert state.counts == found.found.counts()
     np.testing.assert_array_equal(found.data.y_train, real.y_train)
     np.testing.assert_array_equal(found.data.y_test, real.y_test)
@@ -134,7 +137,7 @@ def test_train_takes_the_same_files_and_makes_the_same_run(cli: Cli, tmp_path: P
     # what an interrupted run and the runs of `compare` do: read the configuration and the records again
     (tmp_path / "trained" / "summary.json").unlink()
     config = configuration.parse(configuration.merge(tree_of(["trained/config.toml"], []), {}))
-    np.testing.assert_array_equal(load_data(config).y_train, rehearsed(FILES).data.y_train)
+    np.testing.assert_array_equal(load_data(config).y_train, rehearsed(parsed()).data.y_train)
     (tmp_path / "bank.csv").write_text((tmp_path / "bank.csv").read_text().replace("retired", "employed"))
     changed = cli("resume", "trained")
     assert changed.returncode == 2
@@ -150,10 +153,19 @@ def test_a_holdout_for_tuning_takes_no_agreed_test_record() -> None:
 
 
 def test_a_rehearsal_shows_what_is_odd_about_each_partys_values() -> None:
-    found = rehearsed(FILES).odd
+    found = rehearsed(parsed()).odd
     assert not found["the server"]
     assert any("'income'" in sentence and "clipped" in sentence for sentence in found["bank"])
     assert any("'channel'" in sentence and "'fax'" in sentence for sentence in found["shop"])
+
+
+def test_a_party_whose_columns_are_mixed_is_named() -> None:
+    narrow, wide = (rehearsed(parsed(f"devices.embedding={numbers}")).odd for numbers in ("[4, 6]", "64"))
+    mixed = [name for name in narrow for sentence in narrow[name] if "random mixtures" in sentence]
+    assert mixed == ["bank"]  # both have 6 encoded columns
+    assert "6 encoded columns become 4 numbers a record" in narrow["bank"][-1]
+    assert "devices.embedding = 6 would keep them all" in narrow["bank"][-1]
+    assert not any("mixtures" in sentence for sentences in wide.values() for sentence in sentences)
 
 
 def test_earlier_runs_of_the_server_count_in_a_rehearsal(cli: Cli) -> None:
@@ -212,15 +224,57 @@ def test_what_a_real_run_would_refuse_is_refused(cli: Cli, tmp_path: Path) -> No
     Path("run.toml").write_text(text["run.toml"].replace("holdout = 0.2", "holdout = 0.0"))
     assert "data.holdout, the share of records that are tested on, must be above 0" in refused()
     Path("run.toml").write_text(text["run.toml"].replace("B = 512", "B = 1024"))
-    assert "the parties must share at least 1024 ids" in refused()
+    assert "train.B = 1024 with data.holdout = 0.2 needs at least 1280 records that all parties share" in refused()
     Path("run.toml").write_text(text["run.toml"])
+    assert "train.B = 9999 with data.holdout = 0.2 needs at least" in refused("--set", "train.B=9999")
+    assert "privacy.min_batch = 9999 with data.holdout" in refused("--set", "privacy.min_batch=9999")
     Path("other.toml").write_text(text["run.toml"].replace("epsilon = 1", "epsilon = 2"))
     Path("shop.toml").write_text(text["shop.toml"].replace('"run.toml"', '"other.toml"'))
     assert "with privacy.epsilon = 1.0, got 2.0 in other.toml, which shop.toml names" in refused()
     Path("shop.toml").write_text(text["shop.toml"].replace("shop.csv", "gone.csv"))
-    assert "gone.csv should be a party's data file" in refused()
+    assert "gone.csv should be a party's data file, but it does not exist" in refused()
     Path("shop.toml").write_text(text["shop.toml"].split("[data.features]")[0])
     assert "a party's [data] has neither features nor labels" in refused()
+
+
+@pytest.mark.parametrize("inside", ["", "alone-1"])
+def test_a_folder_in_use_is_refused_before_anything_is_read(cli: Cli, tmp_path: Path, inside: str) -> None:
+    (tmp_path / "used" / inside).mkdir(parents=True)
+    (tmp_path / "used" / inside / "config.toml").write_text("")
+    Path("shop.csv").unlink()
+    done = cli("rehearse", *FILES, *SHORT, "--out", "used")
+    assert done.returncode == 2
+    assert "dpzv: used already holds" in done.stderr
+    assert "alone" not in done.stderr
+
+
+def keep_rows(count: int) -> None:
+    """Leave each party the same customers, so that all share `count` of them."""
+    shared = sorted(ids_of("labels") & ids_of("bank") & ids_of("shop"))[:count]
+    for name in ("labels", "bank", "shop"):
+        table = pd.read_csv(f"{name}.csv")
+        table[table["customer"].isin(shared)].to_csv(f"{name}.csv", index=False)
+
+
+def test_a_batch_of_few_records_is_what_was_set_or_else_what_fits() -> None:
+    keep_rows(200)
+    with pytest.raises(DataError, match=r"train.B = 512 with data.holdout = 0.2 needs at least 640 .* got 200"):
+        load_data(parsed())
+    data = load_data(parsed("train.B=100"))
+    assert plan_of(parsed("train.B=100"), len(data.y_train), 2).B == 100
+    run = Path("run.toml")
+    run.write_text("".join(line for line in run.read_text().splitlines(True) if not line.startswith("B =")))
+    assert parsed().train.B is None
+    assert (len(load_data(parsed()).y_train), plan_of(parsed(), 160, 2).B) == (160, 160)
+    assert plan_of(parsed(), 5000, 2).B == 512
+
+
+def test_where_nothing_is_released_a_handful_of_records_is_enough(cli: Cli) -> None:
+    keep_rows(40)
+    with pytest.raises(DataError, match=r"privacy.min_batch = 64 .* lower privacy.min_batch, or set train.rounds = 0"):
+        load_data(parsed("train.B=30"))
+    done = cli("rehearse", *FILES, *SHORT, "--set", "train.rounds=0", "--out", "few", "--quiet")
+    assert done.returncode == 0, done.stderr
 
 
 def test_another_file_is_another_run() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dpzv.data.alignment import Alignment, aligned, keyed, name_of_key
+from dpzv.data.alignment import Alignment, Fewest, aligned, keyed, name_of_key
 from dpzv.data.dataset import Records, from_arrays, held_out
 from dpzv.data.schedule import holdout
 from dpzv.errors import ConfigError, DataError
@@ -115,15 +115,27 @@ def test_counts_are_for_the_operator_and_hold_no_id() -> None:
 
 def test_too_few_shared_ids_are_refused_with_the_counts_of_each_party() -> None:
     server, devices = tables(["a", "b", "c"], ["b", "c", "d"], ["c", "e"])
-    assert aligned(server, devices, least=1).n == 1
+    assert aligned(server, devices, Fewest(1)).n == 1
     with pytest.raises(DataError) as refused:
-        aligned(server, devices, least=2)
+        aligned(server, devices, Fewest(2))
     for words in ("at least 2 ids, got 1", "server has 3 rows", "device 1 has 3, 2 of", "device 2 has 2, 1 of"):
         assert words in str(refused.value)
     with pytest.raises(DataError, match=r"got 0: the server has 3 rows, device 1 has 1, 0 of them"):
         aligned(server, [keyed(["q"], KEY)])
     with pytest.raises(DataError, match="all parties have the same key"):
         aligned(server, [keyed(["a", "b", "c"], KEY[::-1])])
+
+
+def test_where_ids_match_the_setting_that_needs_more_records_is_named() -> None:
+    server, devices = tables(["a", "b", "c"], ["b", "c", "d"])
+    asked = Fewest(9, "train.B = 7 with data.holdout = 0.2", "lower train.B")
+    with pytest.raises(DataError) as refused:
+        aligned(server, devices, asked)
+    assert str(refused.value).startswith("train.B = 7 with data.holdout = 0.2 needs at least 9 records that all")
+    assert "got 2: the server has 3 rows" in str(refused.value)
+    assert str(refused.value).endswith("; lower train.B.")
+    with pytest.raises(DataError, match=r"share at least 9 ids, got 1: .* files write ids alike"):
+        aligned(server, [keyed(["a", "x", "y"], KEY)], asked)
 
 
 def test_ids_twice_at_one_party_are_refused_with_counts() -> None:

@@ -116,6 +116,41 @@ def test_ids_and_labels_are_only_what_the_person_says(tmp_path: Path) -> None:
         draft(str(tmp_path / "none.csv"))
 
 
+def test_what_a_run_would_refuse_is_noted(tmp_path: Path) -> None:
+    table = rows() | {
+        "since": [f"2021-{1 + i % 9:02d}-15" for i in range(200)],
+        "born": [f"{1 + i % 28}.{1 + i % 12}.{1950 + i % 50}" for i in range(200)],
+        "price": [f"{i % 60},5" for i in range(200)],
+    }
+    table["key"][9] = table["key"][3]
+    table["key"][12] = ""
+    table["late"][5] = ""
+    text = draft(written(tmp_path, table), "key", "late")
+    assert "# 1 rows repeat an id of an earlier row (the first in line 11) and 1 rows have no id (" in text
+    assert '"price" is left out: its numbers have a decimal comma; write decimals with a point.' in text
+    assert '"born" is left out: it looks like dates; write what matters of them as numbers' in text
+    assert 'name = "since"\n# This looks like dates; write what matters' in text
+    assert "# 1 labels are missing, which a run refuses." in text
+    assert "# What is predicted is the probability of the second class" in text
+    assert "dates" not in draft(written(tmp_path, rows()), "key")
+
+
+@pytest.mark.parametrize(
+    ("content", "column", "sentence"),
+    [
+        ("", "key", "must name its columns, but the file is empty"),
+        ("key,income\n", "nope", "must have rows below the names of its columns, got none"),
+        ("key,income\na,1\n", "nope", "'nope' is not known; choose one of: income, key."),
+    ],
+)
+def test_a_file_that_cannot_be_described_is_refused(tmp_path: Path, content: str, column: str, sentence: str) -> None:
+    (tmp_path / "own.csv").write_text(content)
+    with pytest.raises((ConfigError, DataError), match=re.escape(sentence)):
+        draft(str(tmp_path / "own.csv"), column)
+    with pytest.raises(DataError, match="but it is a folder; name the file in it"):
+        draft(str(tmp_path), column)
+
+
 WORD = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=5)
 NUMBER = st.floats(-1e9, 1e9).map(repr) | st.integers(-50, 50).map(str) | st.sampled_from(["0", "1", "true", "NA", ""])
 

@@ -197,7 +197,7 @@ def test_a_row_is_read_the_same_whatever_the_others_hold(
     ("text", "kind", "words"),
     [
         ("id,x\n", DataError, "must have rows"),
-        ("", ConfigError, "none of the 0 there is one of the 2 asked for"),
+        ("", DataError, "must name its columns, but the file is empty"),
         ("secret-1,secret-2\nsecret-3,1\n", ConfigError, "first line of .* must name its columns"),
         ("id,y\n1,2\n", ConfigError, "has no column 'x'; choose one of: id, y"),
         ("key,x\n1,2\n", ConfigError, "has no column 'id'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,15 @@ def test_frames_in_any_order_are_joined_by_index() -> None:
 
 def test_only_records_that_all_parties_and_the_labels_have_are_trained_on() -> None:
     bank, shop, y = two_frames()
-    X, parties = join_parties([bank.iloc[:150], shuffled(shop.iloc[50:], 1)])
+    with pytest.warns(UserWarning, match=r"only 100 are shared by all \(party-1 has 150, party-2 has 150\)"):
+        X, parties = join_parties([bank.iloc[:150], shuffled(shop.iloc[50:], 1)])
     assert list(X.index) == list(bank.index[50:150])
     assert parties == {"party-1": ["party-1.age", "party-1.income"], "party-2": ["party-2.age", "party-2.basket"]}
     assert X["party-2.basket"].equals(shop["basket"].iloc[50:150].rename("party-2.basket"))
     frames = {"bank": bank.iloc[:150], "shop": shop.iloc[50:]}
-    few = VerticalClassifier(settings=TRAINED, random_state=0).fit(frames, y.iloc[60:])
+    with pytest.warns(UserWarning, match="are left out") as told:
+        few = VerticalClassifier(settings=TRAINED, random_state=0).fit(frames, y.iloc[60:])
+    assert "only 90 of the 100 records that all parties hold have a label" in str(told[1].message)
     same = VerticalClassifier(settings=TRAINED, random_state=0).fit(
         {"bank": bank.iloc[60:150], "shop": shop.iloc[60:150]}, y.iloc[60:150]
     )
@@ -90,6 +94,11 @@ BAD: dict[str, tuple[dict[str, Any], Any, Any, str]] = {
     "mixed values": ({"ranges": {"age": [1, "b"]}}, BANK, Y, "all text or all whole"),
     "same names": ({}, BANK.set_axis(["age", "age"], axis=1), Y, "must have different names, got age, age"),
     "text": ({}, BANK.assign(job="clerk"), Y, "got texts in 'job'"),
+    "dates": ({}, BANK.assign(since=pd.Timestamp("2020-02-01")), Y, "got dates or times in 'since'; turn them into a"),
+    "days": ({}, BANK.assign(since=date(2020, 2, 1)), Y, "got dates or times in 'since'"),
+    "no label": ({}, BANK, Y.astype(object).where(BANK["age"] > 0, None), r"y contains NaN or None for \d+ of 80"),
+    "budget in words": ({"epsilon": "much"}, BANK, Y, "epsilon must be a number above 0, got 'much'"),
+    "delta in words": ({"delta": None}, BANK, Y, "delta must be a number above 0, got None"),
     "missing": ({}, BANK.replace(BANK["age"].iloc[0], np.nan), Y, "contains NaN"),
     "sparse": ({}, scipy.sparse.csr_array(BANK.to_numpy()), Y, "Sparse data was passed"),
     "own key": ({"settings": {"privacy.epsilon": 2}}, BANK, Y, "got 'privacy.epsilon'; set the parameter `epsilon`"),
@@ -104,6 +113,28 @@ def test_what_cannot_be_trained_on_is_refused_in_a_sentence(name: str) -> None:
     parameters, X, y, sentence = BAD[name]
     with pytest.raises(TypeError if name == "sparse" else ValueError, match=sentence):
         VerticalClassifier(**parameters).fit(X, y)
+
+
+def test_a_regression_refuses_labels_that_are_no_numbers() -> None:
+    for labels, sentence in (
+        (Y.map(str), "such as '(True|False)'; give numbers"),
+        (BANK["age"].where(Y), "NaN or None for"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            VerticalRegressor().fit(BANK, labels)
+
+
+def test_the_choice_of_the_final_head_is_told_and_so_is_training_in_vain() -> None:
+    bank, _, y = two_frames()
+    model = VerticalClassifier(settings=QUICK, random_state=0).fit(bank, y)
+    assert model.final_head_["name"] == min(model.final_head_["losses"], key=model.final_head_["losses"].get)
+    assert model.final_head_["setting"].startswith("penalty")
+    assert model.final_head_["untrained_loss"] is None
+    in_vain = QUICK | {"train.rounds": 2, "train.eta_m": 0.0}  # devices that stay where they start
+    with pytest.warns(UserWarning, match=r"training the parties added nothing: .* no budget is spent"):
+        same = VerticalClassifier(settings=in_vain, random_state=0).fit(bank, y)
+    assert same.final_head_["untrained_loss"] == min(same.final_head_["losses"].values())
+    assert VerticalClassifier(settings=UNFITTED).fit(bank, y).final_head_ is None
 
 
 def test_public_ranges_and_values_encode_each_record_by_itself() -> None:
@@ -135,6 +166,13 @@ def test_texts_that_are_listed_are_learnt_from_and_others_are_told_of() -> None:
         model.predict(X[:3].assign(job="Clerk"))
     with pytest.raises(ValueError, match="contains NaN"):
         model.predict(X[:3].assign(job=None))
+
+
+def test_a_party_with_many_columns_sends_as_many_numbers() -> None:
+    """Narrower, they would be random mixtures of the columns, and the parties would be trained at a cost."""
+    x = numpy_generator("many").normal(size=(80, 70))
+    model = VerticalClassifier({"a": list(range(69)), "b": [69]}, settings=UNFITTED).fit(x, x[:, 0] > 0)
+    assert model.epsilon_ == 0
 
 
 RANGED = {"ranges": (-4, 4), "classes": [False, True]}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dpzv.data import alignment as data_alignment
+from dpzv.data.alignment import Fewest
 from dpzv.errors import DataError, PeerError
 from dpzv.network import alignment_state
 from dpzv.network.alignment_state import AlignmentState, LabelRecords, digest_of
@@ -21,7 +22,7 @@ OWN = (np.ascontiguousarray(HASHES[::-1]), np.ascontiguousarray(HASHES[1:]))
 
 def state(folder: Path, hashes: Any = HASHES) -> AlignmentState:
     labels = LabelRecords(hashes, np.arange(len(hashes)) % 2, "classes", 2, "made up")
-    return AlignmentState(folder, labels, 2, 0.25, 1)
+    return AlignmentState(folder, labels, 2, 0.25, Fewest())
 
 
 def aligned(folder: Path) -> AlignmentState:

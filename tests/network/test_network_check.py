@@ -176,6 +176,21 @@ def test_what_a_start_would_be_refused_for_is_refused_by_the_party_alone(
     assert seen(town) == before
 
 
+def test_what_the_records_show_is_told_before_keys_are_missed(town: Path) -> None:
+    """A newcomer looks at the data first; keys are made last."""
+    agree(devices={"embedding": 1})(town)
+    for name in ("server", "north"):
+        shutil.rmtree(town / name / "keys")
+        code, out, err = dpzv("check", file_of(town, name))
+        assert code == 3
+        assert f"{name}.crt is missing" in err
+        assert f"The file has {RECORDS} records." in out
+        assert "Nothing here would be refused" not in out
+    assert "2 encoded columns become 1 numbers a record" in out
+    assert "devices.embedding = 2 would keep them all" in out
+    assert "lie outside -2 to 2 and are clipped" in out
+
+
 def test_a_port_that_is_taken_is_refused(town: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpzv.config import Config
-from dpzv.data.alignment import aligned, keyed
+from dpzv.data.alignment import Fewest, aligned, keyed
 from dpzv.data.psi import SecretNumber
 from dpzv.errors import ConfigError, DataError, PeerError, PeerRefused
 from dpzv.network import logs, wire
@@ -81,7 +81,7 @@ class Meeting(MemoryListener):
         super().__init__(NAMES)
         labels = LabelRecords(keyed(ids, KEY), np.zeros(len(ids), np.int64), "binary", 2, "made up")
         self.config = config
-        self.state = AlignmentState(out, labels, devices, 0.0, 1, config.network.alignment == "psi")
+        self.state = AlignmentState(out, labels, devices, 0.0, Fewest(), config.network.alignment == "psi")
         self.frames: list[bytes] = []
         self.keep = True
 
@@ -139,7 +139,7 @@ ids_of = st.lists(st.integers(0, 12).map(str), max_size=9, unique=True)
 def test_hidden_ids_are_aligned_as_hashes_are(server: list[str], devices: list[list[str]]) -> None:
     """One id, none, none that is shared, several devices: every party finds the same rows in the same order."""
     hashes = [keyed(ids, KEY) for ids in devices]
-    found = aligned(keyed(server, KEY), hashes, 0)
+    found = aligned(keyed(server, KEY), hashes, Fewest(0))
     with TemporaryDirectory() as folder:
         out = Path(folder)
         meeting = Meeting(PSI, server, len(devices), out)
@@ -219,7 +219,7 @@ def test_whoever_comes_back_goes_on(parties: Parties, by_hashes: Path, tmp_path:
 
 
 def test_a_device_that_lost_its_folder_is_told_what_it_lacks(parties: Parties, tmp_path: Path) -> None:
-    state = AlignmentState(tmp_path, parties.labels, 4, 0.2, 1, True)
+    state = AlignmentState(tmp_path, parties.labels, 4, 0.2, Fewest(), True)
     talks = [parties.device(PSI, m, tmp_path / str(m)).conversation for m in range(1, 5)]
     said = [unpack(None, talk.hello()) for talk in talks]
     for m, own in enumerate(parties.features, 1):

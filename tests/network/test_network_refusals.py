@@ -19,6 +19,7 @@ from federation import NAMES, Parties, config_of, serving
 from msgspec.structs import replace
 
 from dpzv.config import Config
+from dpzv.data.alignment import Fewest
 from dpzv.errors import PrivacyRefused
 from dpzv.network.alignment_state import AlignmentState
 from dpzv.network.beginning import open_run
@@ -369,7 +370,7 @@ def test_a_server_without_its_ledger_does_not_begin_again(parties: Parties, tmp_
 def test_a_gate_that_has_released_everything_refuses_the_next(parties: Parties, tmp_path: Path) -> None:
     """As the last line of defence, whatever the rounds of the server do."""
     asyncio.run(asyncio.wait_for(parties.together(CONFIG, tmp_path), 60))
-    state = AlignmentState(tmp_path / "server", parties.labels, len(NAMES), CONFIG.data.holdout, B)
+    state = AlignmentState(tmp_path / "server", parties.labels, len(NAMES), CONFIG.data.holdout, Fewest(B))
     with open_run(CONFIG, state, RunFolder.existing(tmp_path / "server")) as run:
         pending = Pending(9, 1, 2, B, np.zeros(1, np.int64), run.plan.C / 2**40, B)
         with pytest.raises(PrivacyRefused, match="8 releases and all are made"):

@@ -20,6 +20,7 @@ from dpzv.config import Config
 from dpzv.methods.vfl_czofo import directions
 from dpzv.models.losses import Loss
 from dpzv.rng import seed_of
+from dpzv.runtime.run_plan import batch_of
 from dpzv.sensitivity import euclidean_clip
 
 __all__ = ["READS", "Readings", "read"]
@@ -108,7 +109,7 @@ def read(
     made = []
     for kept in found:
         parts = list(zip(*kept[:MOST_ROWS], strict=True))
-        noise = sigma_dp * config.train.B
+        noise = sigma_dp * batch_of(config, len(table))
         made.append(Readings(np.array(parts[0]), np.stack(parts[1]), np.stack(parts[2]), np.stack(parts[3]), noise))
     return made
 

@@ -38,7 +38,7 @@ def check(
             if "run" not in read_toml(path):
                 agreed = _run(path)
                 continue
-            own = load_party(path)
+            own = load_party(path, certified=False)
             if agreed is not None and (changes := changed(agreed, own.config)):
                 raise ConfigError(
                     f"all parties must have one agreed run, but {changes} in the one that {path} names; give all "
@@ -57,7 +57,10 @@ def check(
                 typer.echo(f"    {sentence}")
         if found.plain:
             typer.echo(f"  Nothing is odd about {', '.join(found.plain)}.")
-        typer.echo(f"  {OPEN}")
+        if found.refused is None:
+            typer.echo(f"  {OPEN}")
+        else:
+            refused.append(found.refused)
     for later in refused[1:]:
         typer.echo(f"dpzv: {later}", err=True)
     if refused:
@@ -67,11 +70,11 @@ def check(
 def _run(path: Path) -> Config:
     """Check an agreed run by itself, as if its records were one batch: how many there are, no file of it says."""
     from dpzv.runtime.party_file import agreed_run, check_agreed
-    from dpzv.runtime.run_plan import plan_of
+    from dpzv.runtime.run_plan import batch_of, plan_of
 
     config = agreed_run(path)
     check_agreed(config)
-    plan = plan_of(config, max(config.train.B, config.privacy.min_batch), len(config.network.devices))
+    plan = plan_of(config, max(batch_of(config), config.privacy.min_batch), len(config.network.devices))
     typer.echo(f"{path}:")
     typer.echo(f"  The agreed run of {plan.M} devices: {', '.join(config.network.devices)}.")
     typer.echo("  Nothing in it would be refused by itself; check the parties' files, too.")

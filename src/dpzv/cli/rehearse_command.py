@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpzv.cli.options import Sets
-from dpzv.cli.train_command import Quiet, runs_beside
+from dpzv.cli.train_command import Quiet, refuse_used, runs_beside
 from dpzv.cli.watching import Watchable, at_once, watched
 
 if TYPE_CHECKING:
@@ -44,14 +44,15 @@ def rehearse(
     from dpzv.runtime.rehearsal import predicted, rehearsed, rehearsed_tree
     from dpzv.runtime.run import load_whole, start
 
+    folder = out or Path("runs") / f"rehearsal-{time.strftime('%Y%m%d-%H%M%S')}"
+    refuse_used(folder, "frozen", "alone-*")
     changes = [*map(configuration.set_key, set_), {"noise": {"source": "seeded"}}]
     tree = reduce(configuration.merge, changes, rehearsed_tree(files))
     config = configuration.parse(tree)
-    shared = rehearsed(config.data.parties)
+    shared = rehearsed(config)
     if not quiet:
         typer.echo(f"{LOOK}\n")
         _tell_shared(shared)
-    folder = out or Path("runs") / f"rehearsal-{time.strftime('%Y%m%d-%H%M%S')}"
     asked = [*runs_beside("frozen,alone", tree, config), ("", "", config)]
     whole = load_whole(config)
     runs = [

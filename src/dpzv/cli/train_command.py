@@ -19,7 +19,7 @@ from dpzv.errors import ConfigError
 if TYPE_CHECKING:
     from dpzv.config import Config, Tree
 
-__all__ = ["recipes", "resume", "runs_beside", "train"]
+__all__ = ["recipes", "refuse_used", "resume", "runs_beside", "train"]
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no statement; errors only.")]
 JsonSummary = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
@@ -89,6 +89,7 @@ def train(asked: Training) -> None:
 
     folder = asked.out or Path("runs") / f"{Path(asked.recipe[0]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     made = [*runs_beside(asked.beside, tree, config), ("", "", config)]
+    refuse_used(folder, *(inner for _, inner, _ in made if inner))
     whole = load_whole(config)  # read once: all of these runs have the same records
     runs = [
         Watchable(
@@ -101,6 +102,18 @@ def train(asked: Training) -> None:
     threads = at_once([other for _, _, other in made])
     summaries = watched(runs, asked.max_seconds, quiet=asked.quiet or asked.json, threads=threads)
     result(summaries, folder, quiet=asked.quiet, json=asked.json)
+
+
+def refuse_used(folder: Path, *inner: str) -> None:
+    """Refuse a folder that has a run, or runs beside one; `inner` are patterns of their names. Nothing is read yet."""
+    if (folder / "config.toml").exists():
+        state = "a finished" if (folder / "summary.json").exists() else "an unfinished"
+        raise ConfigError(
+            f"{folder} already holds {state} run; choose another --out for a new run. A run that was begun on the "
+            f"command line goes on by `dpzv resume {folder}`."
+        )
+    if any(True for name in inner for _ in folder.glob(f"{name}/config.toml")):
+        raise ConfigError(f"{folder} already holds runs that were made beside another; choose another --out.")
 
 
 def runs_beside(words: str, tree: Tree, config: Config) -> Iterator[tuple[str, str, Config]]:

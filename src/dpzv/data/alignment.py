@@ -20,20 +20,31 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpzv.errors import ConfigError, DataError
 
-__all__ = ["HASH_BYTES", "KEY_BYTES", "Alignment", "aligned", "keyed", "name_of_key"]
+__all__ = ["ANY", "HASH_BYTES", "KEY_BYTES", "Alignment", "Fewest", "aligned", "keyed", "name_of_key"]
 
 HASH_BYTES = 16
 KEY_BYTES = 32
 """The fewest bytes of a key: nobody guesses 256 bits. BLAKE2b takes at most 64."""
 PARTS = 16
 """Ranges of hashes that are joined one after the other; a divisor of 256."""
+
+
+class Fewest(NamedTuple):
+    """How many records parties must share at least; `why` is the setting that needs so many, `remedy` what to do."""
+
+    records: int = 1
+    why: str = ""
+    remedy: str = ""
+
+
+ANY = Fewest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,11 +95,11 @@ def name_of_key(key: bytes, column: str) -> str:
     return hashlib.blake2b(f"column {column}".encode(), key=key, person=b"dpzv key name").hexdigest()
 
 
-def aligned(server: NDArray[np.uint8], devices: Sequence[NDArray[np.uint8]], least: int = 1) -> Alignment:
+def aligned(server: NDArray[np.uint8], devices: Sequence[NDArray[np.uint8]], least: Fewest = ANY) -> Alignment:
     """The ids that all parties share, sorted by hash; `server` and each of `devices` is uint8 [rows, 16].
 
-    Raises `DataError` if a party repeats a hash, or if fewer ids than `least` are shared (the batch size, since fewer
-    records make no batch); the message gives the counts of every party.
+    Raises `DataError` if a party repeats a hash, or if fewer ids than `least` are shared; the message gives the counts
+    of every party. It blames the setting that needs more records if parties share half of what the smallest has.
     """
     parties = [_as_words(where, array) for where, array in zip(_names(len(devices)), [server, *devices], strict=True)]
     # the first halves of different ids differ but for a chance of 2^-64 a pair, and numbers are sorted several times as
@@ -96,9 +107,14 @@ def aligned(server: NDArray[np.uint8], devices: Sequence[NDArray[np.uint8]], lea
     found = _joined(parties, _halves) or _joined(parties, np.asarray)
     if found is None:
         raise DataError(f"every party must name an id once, but {_repeats(parties)}; keep one row an id.")
-    if found.n < least:
+    if found.n < least.records and least.why and found.n * 2 >= min(found.sizes) > 0:
         raise DataError(
-            f"the parties must share at least {least} ids, got {found.n}: {found.counts()}; check that all "
+            f"{least.why} needs at least {least.records} records that all parties share, got {found.n}: "
+            f"{found.counts()}; {least.remedy}."
+        )
+    if found.n < least.records:
+        raise DataError(
+            f"the parties must share at least {least.records} ids, got {found.n}: {found.counts()}; check that all "
             "files write ids alike and all parties have the same key."
         )
     return found

@@ -7,6 +7,7 @@ takes it as it is.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,8 @@ import numpy as np
 
 from dpzv.data.oddities import in_lines
 from dpzv.data.party_records import separated
-from dpzv.data.rows import blocks, number_of, present, text_of
+from dpzv.data.rows import RowBlock, blocks, number_of, present, text_of
+from dpzv.errors import DataError
 from dpzv.validate import one_of
 
 __all__ = ["draft"]
@@ -25,6 +27,9 @@ MOST_VALUES = 50
 """A column with more different texts is no category."""
 FEW_NUMBERS = 12
 """Labels with at most so many different numbers are classes."""
+DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}( .*)?")
+COMMA = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+),\d+")
+DATES = "looks like dates; write what matters of them as numbers, such as the month or the days since a public date"
 WARNING = """\
 # Drafted from records. Numbers and values that are read off records are not public, and no epsilon covers them: a range
 # that ends at your largest value publishes that value, and a category that exists because one person has it publishes
@@ -64,12 +69,48 @@ class _Seen:
         return bool(self.numbers) and not self.texts
 
 
+@dataclass(slots=True)
+class _Ids:
+    """The ids of a file, as far as a run would refuse them: lines of those that are missing, and of repeated ones."""
+
+    column: str
+    known: set[str] = field(default_factory=set)
+    missing: list[int] = field(default_factory=list)
+    repeated: list[int] = field(default_factory=list)
+
+    def take(self, block: RowBlock) -> None:
+        """Look at the ids of some rows."""
+        for value, line in zip(block.values.get(self.column, ()), block.lines, strict=False):
+            word = text_of(value) or ""
+            if not word:
+                self.missing.append(line)
+            elif word in self.known:
+                self.repeated.append(line)
+            self.known.add(word)
+
+    def told(self) -> str:
+        """A sentence if a run would refuse the ids; else empty."""
+        found = []
+        if self.repeated:
+            found.append(f"{len(self.repeated)} rows repeat an id of an earlier row ({in_lines(self.repeated)})")
+        if self.missing:
+            found.append(f"{len(self.missing)} rows have no id ({in_lines(self.missing)})")
+        if not found:
+            return ""
+        return (
+            f"{' and '.join(found)}, which a run refuses; keep one row an id, by a rule that looks at these rows only."
+        )
+
+
 def draft(file: str, id_column: str = "", label: str = "") -> str:
     """The [data] section that the values of `file` suggest, as TOML; ids and labels are what the caller says."""
-    seen = _seen(file)
+    ids = _Ids(id_column)
+    seen = _seen(file, ids)
+    if not seen:
+        raise DataError(f"{file} must have rows below the names of its columns, got none; check the file.")
     for name in filter(None, (id_column, label)):
         one_of(f"the column of {file}", name, seen)
-    lines = [WARNING, *(f"# {sentence}" for sentence in [separated(file)] if sentence)]
+    lines = [WARNING, *(f"# {sentence}" for sentence in (separated(file), ids.told()) if sentence)]
     where = [f"file = {_toml(file)}", f"id = {_toml(id_column)}{'' if id_column else '  # name the column of ids'}"]
     if label:
         lines += ["", "[data.labels]", *where, f"label = {_toml(label)}", *_label(seen[label])]
@@ -79,9 +120,10 @@ def draft(file: str, id_column: str = "", label: str = "") -> str:
     return "\n".join([*lines, *columns]) + "\n"
 
 
-def _seen(file: str) -> dict[str, _Seen]:
+def _seen(file: str, ids: _Ids) -> dict[str, _Seen]:
     found: dict[str, _Seen] = {}
     for block in blocks(file):
+        ids.take(block)
         for name, values in block.values.items():
             column = found.setdefault(name, _Seen(name))
             for value, line in zip(values, block.lines, strict=True):
@@ -107,15 +149,20 @@ def _kind(seen: _Seen) -> tuple[list[str], dict[str, Any]] | str:
         return "it has no value"
     if len(seen.words) == 1 and not seen.missing:
         return "it is the same in every row"
+    if _are(COMMA, seen):
+        return "its numbers have a decimal comma; write decimals with a point"
+    if not seen.numeric and len(seen.words) > MOST_VALUES and _are(DATE, seen):
+        return f"it {DATES}"
     if not seen.numeric and len(seen.words) > MOST_VALUES:
         some = f", {len(seen.texts)} of which are no numbers ({in_lines(seen.texts)})" if seen.numbers else ""
         return f"it has more than {MOST_VALUES} different values{some}, so it is no category, and it is no number"
     if not seen.numeric:
-        return [], {"kind": "category", "values": sorted(seen.words)}
+        notes = [f"This {DATES}."] if _are(DATE, seen) else []
+        return notes, {"kind": "category", "values": sorted(seen.words)}
     numbers = np.asarray(seen.numbers)
     if set(seen.numbers) <= {0.0, 1.0}:
         return [], {"kind": "flag"}
-    whole, notes = bool((numbers == np.round(numbers)).all()), []
+    whole, notes = bool((numbers == np.round(numbers)).all()), list[str]()
     if whole and len(set(seen.numbers)) == seen.rows > FEW_NUMBERS:
         notes.append("Every row has another whole number here; if these are ids, remove this column.")
     elif whole and len(seen.words) <= FEW_NUMBERS:
@@ -132,13 +179,30 @@ def _kind(seen: _Seen) -> tuple[list[str], dict[str, Any]] | str:
     return notes, {"kind": "range", "low": low, "high": high}
 
 
+def _are(pattern: re.Pattern[str], seen: _Seen) -> bool:
+    """Whether the values that are no numbers look like this, as far as they were kept."""
+    texts = [word for word in seen.words if number_of(word) is None]
+    return bool(texts) and all(pattern.fullmatch(word) for word in texts)
+
+
 def _label(seen: _Seen) -> list[str]:
+    lacking = [f"# {seen.missing} labels are missing, which a run refuses."] if seen.missing else []
+    return lacking + _label_settings(seen)
+
+
+def _label_settings(seen: _Seen) -> list[str]:
     if seen.numeric and len(seen.words) > FEW_NUMBERS:
         low, high = _around(min(seen.numbers), max(seen.numbers))
         return ['task = "regression"', f"low = {_toml(low)}", f"high = {_toml(high)}"]
     task = "binary" if len(seen.words) == 2 else "classes"
-    many = ["# More values than a list of classes should have."] if len(seen.words) > MOST_VALUES else []
-    return [*many, f"task = {_toml(task)}", f"classes = {_toml(sorted(seen.words))}"]
+    notes = ["# More values than a list of classes should have."] if len(seen.words) > MOST_VALUES else []
+    if task == "binary":
+        notes.append(
+            "# What is predicted is the probability of the second class; put that last which you want to find."
+        )
+    if _are(COMMA, seen):
+        notes.append("# These numbers have a decimal comma; write decimals with a point.")
+    return [*notes, f"task = {_toml(task)}", f"classes = {_toml(sorted(seen.words))}"]
 
 
 def _knots(numbers: list[float]) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import importlib
 import math
 import os
@@ -19,7 +20,7 @@ from dpzv.data.files import explained
 from dpzv.errors import ConfigError, DataError
 from dpzv.validate import UTF16, nearest
 
-__all__ = ["ENDINGS", "RowBlock", "blocks", "number_of", "present", "separator_of", "text_of"]
+__all__ = ["ENDINGS", "RowBlock", "blocks", "number_of", "present", "separator_of", "sha256_of", "text_of"]
 
 
 class RowBlock(NamedTuple):
@@ -86,9 +87,21 @@ def present(word: str, listed: Collection[object]) -> str | None:
     return None if word.lower() in _MISSING and word not in listed else word
 
 
+def sha256_of(file: str) -> bytes:
+    """The SHA-256 of a party's file; one that is not there or cannot be read is refused in a sentence."""
+    path = _existing(file)
+    unread = f"{file} should be a party's data file, but reading it"
+    with explained(unread, "check `file` in [data].", OSError), path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()
+
+
 def _existing(file: str) -> Path:
+    if os.path.isdir(file):
+        raise DataError(f"{file} should be a party's data file, but it is a folder; name the file in it.")
     if not os.path.isfile(file):
-        raise DataError(f"{file} should be a party's data file, but it does not exist; check `file` in [data].")
+        raise DataError(
+            f"{file} should be a party's data file, but it does not exist; check the path (`file` in [data])."
+        )
     return Path(file)
 
 
@@ -159,6 +172,8 @@ def _parquet(path: Path, names: Sequence[str]) -> Iterator[RowBlock]:
 
 def _places(path: Path, header: Sequence[str], names: Sequence[str]) -> dict[str, int]:
     """The places of the named columns. If none is there, the first line may be a record, so no error shows it."""
+    if not header:
+        raise DataError(f"the first line of {path} must name its columns, but the file is empty; check the file.")
     if not set(names) & set(header):
         raise ConfigError(
             f"the first line of {path} must name its columns, but none of the {len(header)} there is one of the "

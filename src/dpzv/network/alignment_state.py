@@ -17,7 +17,7 @@ import safetensors
 import torch
 from numpy.typing import NDArray
 
-from dpzv.data.alignment import aligned
+from dpzv.data.alignment import ANY, Fewest, aligned
 from dpzv.data.dataset import ServerRecords
 from dpzv.data.schedule import holdout
 from dpzv.durable import write_tensors
@@ -57,7 +57,9 @@ class LabelRecords:
 class AlignmentState:
     """Which devices have sent ids and, once all have, every party's rows."""
 
-    def __init__(self, folder: Path, labels: LabelRecords, M: int, share: float, least: int, psi: bool = False) -> None:
+    def __init__(
+        self, folder: Path, labels: LabelRecords, M: int, share: float, least: Fewest = ANY, psi: bool = False
+    ) -> None:
         """A `share` of the records is for tests; fewer shared records than `least` are refused.
 
         With `psi` the ids that the server does not have itself stay hidden from it.

@@ -11,17 +11,23 @@ from contextlib import ExitStack
 
 from dpzv.config import Config, per_device
 from dpzv.network import wire
-from dpzv.network.alignment_state import AlignmentState, digest_of
+from dpzv.network.alignment_state import AlignmentState, LabelRecords, digest_of
 from dpzv.network.aside import aside
 from dpzv.network.greeting import hashed_ids
 from dpzv.network.transport import Peer
 from dpzv.privacy.noise import NoiseSource
 from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import named_parents, noise_of, plan_of, warn
+from dpzv.runtime.run_plan import fewest_of, named_parents, noise_of, plan_of, warn
 from dpzv.runtime.server_run import ServerRun
 
-__all__ = ["align", "hear_ids", "open_aside", "open_run", "tell_rows"]
+__all__ = ["align", "alignment_of", "hear_ids", "open_aside", "open_run", "tell_rows"]
+
+
+def alignment_of(config: Config, labels: LabelRecords, folder: RunFolder) -> AlignmentState:
+    """Which records the parties of a run share, as far as that is known."""
+    share, psi = config.data.holdout, config.network.alignment == "psi"
+    return AlignmentState(folder.path, labels, len(config.network.devices), share, fewest_of(config, share), psi)
 
 
 async def hear_ids(peer: Peer, hello: wire.Hello, alignment: AlignmentState) -> None:

@@ -10,71 +10,88 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 from msgspec import Struct
 
-from dpzv.data.party_records import read_features, read_labels
+from dpzv.data.party_records import LabelTable, read_features, read_labels
+from dpzv.errors import DpzvError
 from dpzv.network.device_conversation import Conversation
 from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.party import Party
 from dpzv.network.serving import early_plan, open_folder
+from dpzv.runtime.device_networks import mixed_columns
 from dpzv.runtime.readiness import fitting_plan, refuse_folder, refuse_out
 
 __all__ = ["Findings", "findings_of"]
 
 
 class Findings(Struct, frozen=True):
-    """What a party that may start should know.
+    """What a party should know before it starts.
 
     facts: sentences that anybody may read. odd: sentences about its own records, which are for this party alone.
-    plain: columns about which nothing is odd.
+    plain: columns about which nothing is odd. refused: what a start would be refused for although the records are read.
     """
 
     facts: list[str]
     odd: list[str]
     plain: list[str]
+    refused: DpzvError | None = None
 
 
 def findings_of(own: Party) -> Findings:
-    """Refuse what a start of this party would be refused for; else, what it should know."""
-    own.check_links()
+    """What a party should know; raises what its records would be refused for, whatever its keys and folder are."""
     return _server(own) if own.file.listen else _device(own)
 
 
 def _server(own: Party) -> Findings:
     table = read_labels(own.data.of_server())
-    folder = open_folder(own)
-    refuse_folder(own.config, folder)
-    with folder.held() if own.out.exists() else nullcontext():
-        plan = early_plan(own.config, own.server_records(table), folder, charged=True)
-    rows, facts = len(table.ids), [table.separated] if table.separated else []
-    if plan is None:
-        state = "is finished" if folder.finished else "has begun, and `dpzv server` goes on with it"
-        facts.append(f"The run in {own.out} {state}.")
-    else:
-        facts.append(f"The file has {rows} records; if all parties share all of them, {plan.D} are trained on.")
-        facts += [f"Note: {warning}" for warning in plan.warnings]
+    facts, refused = [table.separated] if table.separated else [], None
+    try:
+        facts += _server_start(own, table)
+    except DpzvError as error:
+        facts.append(f"The file has {len(table.ids)} records.")
+        refused = error
     odd = [table.warning()] if table.clipped else []
     classes = own.data.of_server().classes or ()
     counts = [int(np.count_nonzero(table.y == number)) for number in range(len(classes))]
     odd += [f"No record has the label '{name}'." for name, count in zip(classes, counts, strict=True) if not count]
     if classes:
         odd.append("Labels: " + ", ".join(f"{name} {count}" for name, count in zip(classes, counts, strict=True)) + ".")
-    return Findings(facts, odd, [])
+    return Findings(facts, odd, [], refused)
+
+
+def _server_start(own: Party, table: LabelTable) -> list[str]:
+    """Refuse what a start of the server would be refused for beside its records; else, facts about its run."""
+    own.check_links()
+    folder = open_folder(own)
+    refuse_folder(own.config, folder)
+    with folder.held() if own.out.exists() else nullcontext():
+        plan = early_plan(own.config, own.server_records(table), folder, charged=True)
+    if plan is None:
+        state = "is finished" if folder.finished else "has begun, and `dpzv server` goes on with it"
+        return [f"The run in {own.out} {state}."]
+    rows = f"The file has {len(table.ids)} records; if all parties share all of them, {plan.D} are trained on."
+    return [rows, *(f"Note: {warning}" for warning in plan.warnings)]
 
 
 def _device(own: Party) -> Findings:
-    table = read_features(own.data.of_device())
-    features, folder = own.device_records(table), DeviceFolder(own.out)
-    refuse_out(own.out)
-    held: AbstractContextManager[None] = folder.held() if own.out.exists() else nullcontext()
-    with held:
-        Conversation(own.config, features, folder).check()
-    m = own.config.network.devices.index(own.file.name) + 1
-    plan = fitting_plan(own.config, m, features.x)
-    facts = [table.separated] if table.separated else []
-    facts += [
-        f"This is device {m} of {plan.M}. The file has {len(table.ids)} records; if all parties share all of them, "
-        f"{plan.D} are trained on.",
-        f"{len(features.columns)} columns become {features.x.shape[1]} numbers a record.",
-        *(f"Note: {warning}" for warning in plan.warnings),
-    ]
+    asked = own.data.of_device()
+    table = read_features(asked)
+    m, M = own.config.network.devices.index(own.file.name) + 1, len(own.config.network.devices)
+    facts, refused = [table.separated] if table.separated else [], None
+    rows = f"This is device {m} of {M}. The file has {len(table.ids)} records"
+    facts.append(f"{len(asked.columns)} columns become {table.x.shape[1]} numbers a record.")
+    if mixed := mixed_columns(own.config, m, M, table.x.shape[1]):
+        facts.append(f"Note: {mixed}")
+    try:
+        own.check_links()
+        folder = DeviceFolder(own.out)
+        refuse_out(own.out)
+        held: AbstractContextManager[None] = folder.held() if own.out.exists() else nullcontext()
+        with held:
+            Conversation(own.config, own.device_records(table), folder).check()
+        plan = fitting_plan(own.config, m, table.x)
+        rows += f"; if all parties share all of them, {plan.D} are trained on"
+        facts += [f"Note: {warning}" for warning in plan.warnings]
+    except DpzvError as error:
+        refused = error
+    facts.insert(0, f"{rows}.")
     odd = [sentence for tally in table.tallies for sentence in tally.notes()]
-    return Findings(facts, odd, [tally.column.name for tally in table.tallies if not tally.notes()])
+    return Findings(facts, odd, [tally.column.name for tally in table.tallies if not tally.notes()], refused)

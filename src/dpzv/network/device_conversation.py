@@ -44,7 +44,7 @@ from dpzv.protocol.codec import FRAMING, Codec
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Evaluation, Message
 from dpzv.runtime.assemble_device import codec_of, make_device, uplink_of
-from dpzv.runtime.device_networks import make_network, with_plain_starts
+from dpzv.runtime.device_networks import make_network, mixed_columns, with_plain_starts
 from dpzv.runtime.run_plan import device_plan, noise_of, sizes_of
 
 __all__ = ["Conversation"]
@@ -199,6 +199,8 @@ class Conversation:
         except ConfigError as error:
             raise PeerError(f"the server's rows do not fit this run ({error}); the link is closed.") from None
         LOG.info("this is device %d: %d train records", self.m, len(train))
+        if mixed := mixed_columns(self._config, self.m, self._M, self._features.x.shape[1]):
+            LOG.info("%s", mixed)
         if not self._folder.has_state:
             self.save()  # a private start draws noise, so it is drawn once and kept
 
@@ -224,7 +226,7 @@ class Conversation:
         if message.what == "fill":
             parts = device.fill(max(0, message.start))
         else:
-            parts = device.evaluate(BATCHES * self._config.train.B)
+            parts = device.evaluate(BATCHES * device.schedule.B)
         for part in parts:
             yield pack_message(codec, part)
         yield pack(Done(message.what))

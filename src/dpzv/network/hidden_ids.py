@@ -19,7 +19,7 @@ import secrets
 import numpy as np
 from numpy.typing import NDArray
 
-from dpzv.data.alignment import HASH_BYTES, aligned
+from dpzv.data.alignment import HASH_BYTES, Fewest, aligned
 from dpzv.data.psi import SecretNumber
 from dpzv.errors import DataError, PeerError
 from dpzv.network.greeting import next_piece
@@ -81,7 +81,7 @@ class HiddenIds:
         return values
 
     def _translated(self, theirs: NDArray[np.uint8], values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        own, device = aligned(values, [theirs], least=0).rows
+        own, device = aligned(values, [theirs], least=Fewest(0)).rows
         found = np.frombuffer(bytearray(secrets.token_bytes(theirs.size)), np.uint8).reshape(theirs.shape)
         found[device] = self._hashes[own]
         return found

@@ -74,8 +74,17 @@ class Party(msgspec.Struct, frozen=True):
         hashes = self.hashed(table.ids)
         return LabelRecords(hashes, table.y, asked.task, n_classes, name, key, meaning, asked.unit)
 
+    def check_name(self) -> None:
+        """Refuse a certificate that is missing, or another party's."""
+        shown, name = own_name(self.credentials), self.file.name
+        if shown != name:
+            raise ConfigError(
+                f"this party's file is for '{name}', but {self.credentials.certificate} is for '{shown}'; correct one."
+            )
+
     def check_links(self) -> None:
         """Refuse keys that do not fit, lists of revoked certificates that cannot be read, and ports that are taken."""
+        self.check_name()
         read_party_keys(self.credentials)
         if self.file.server:
             peer_option(self.file.server_name)
@@ -94,20 +103,20 @@ class Party(msgspec.Struct, frozen=True):
         return GrpcConnector(address or self.file.server, self.credentials, self.file.server_name)
 
 
-def load_party(path: Path) -> Party:
-    """The party of a TOML file."""
+def load_party(path: Path, *, certified: bool = True) -> Party:
+    """The party of a TOML file; unless it is to be `certified`, its certificate is not looked at yet."""
     folder = path.parent
     file = read_party(path)
     keys = folder / file.keys
     credentials = Credentials(keys / f"{file.name}.crt", keys / f"{file.name}.key", keys / "ca.crt")
-    shown = own_name(credentials)
-    if shown != file.name:
-        raise ConfigError(f"{path} is for '{file.name}', but its certificate is for '{shown}'; correct one of them.")
     agreed = agreed_run(folder / file.run)
     check_party(agreed, file, path)
     parents = tuple(str(folder / parent) for parent in file.parents)
     config = msgspec.structs.replace(agreed, privacy=msgspec.structs.replace(agreed.privacy, parents=parents))
-    return Party(file, config, credentials, folder / file.out, records.parse(file.data, folder))
+    party = Party(file, config, credentials, folder / file.out, records.parse(file.data, folder))
+    if certified:
+        party.check_name()
+    return party
 
 
 def _refuse_taken(key: str, address: str) -> None:

@@ -58,7 +58,7 @@ class Predictor:
         self._ids, self._hashed = wanted, asyncio.Event()
         # this raises if the server's records, or what its labels mean, are not those of the run
         psi = config.network.alignment == "psi"
-        self._alignment = AlignmentState(folder.path, labels, len(self._names), config.data.holdout, 1, psi)
+        self._alignment = AlignmentState(folder.path, labels, len(self._names), config.data.holdout, psi=psi)
         self._ledger = read_ledger(folder.path)
         widths = per_device("devices.embedding", config.devices.embedding, len(self._names))
         self._offsets = np.cumsum([0, *widths])

@@ -16,9 +16,9 @@ from typing import Any
 from dpzv.config import Config
 from dpzv.errors import DataError, DiskError, DpzvError, PeerError, PeerRefused
 from dpzv.network import wire
-from dpzv.network.alignment_state import AlignmentState, LabelRecords
+from dpzv.network.alignment_state import LabelRecords
 from dpzv.network.arrivals import Arrivals, Arrived
-from dpzv.network.beginning import align, hear_ids, open_aside, open_run, tell_rows
+from dpzv.network.beginning import align, alignment_of, hear_ids, open_aside, open_run, tell_rows
 from dpzv.network.greeting import ROLLED_BACK, check_return, greet
 from dpzv.network.status import DeviceStatus, Status, keep_status, notify_supervisor, status_of, write_status
 from dpzv.network.transport import (
@@ -49,9 +49,7 @@ class ServerParty:
     def __init__(self, config: Config, labels: LabelRecords, folder: RunFolder) -> None:
         self._config, self._labels, self._folder = config, labels, folder
         self._names = config.network.devices
-        least = max(config.train.B, config.privacy.min_batch)
-        psi = config.network.alignment == "psi"
-        self._alignment = AlignmentState(folder.path, labels, len(self._names), config.data.holdout, least, psi)
+        self._alignment = alignment_of(config, labels, folder)
         self._peers = Peers()
         self._run: ServerRun | None = None
         self._arrivals: Arrivals | None = None

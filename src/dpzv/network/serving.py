@@ -8,7 +8,8 @@ from typing import Any
 
 from dpzv.config import Config, per_device
 from dpzv.errors import ConfigError, DataError
-from dpzv.network.alignment_state import AlignmentState, LabelRecords
+from dpzv.network.alignment_state import LabelRecords
+from dpzv.network.beginning import alignment_of
 from dpzv.network.grpc_transport import refusals_logged
 from dpzv.network.party import Party
 from dpzv.network.server_party import ServerParty
@@ -35,8 +36,7 @@ def early_plan(config: Config, labels: LabelRecords, folder: RunFolder, *, charg
     """
     accelerator_of(config)
     M = len(config.network.devices)
-    least = max(config.train.B, config.privacy.min_batch)
-    alignment = AlignmentState(folder.path, labels, M, config.data.holdout, least, config.network.alignment == "psi")
+    alignment = alignment_of(config, labels, folder)
     if alignment.complete:
         return None
     records = alignment.records()

@@ -35,6 +35,11 @@ def refuse_uncovered(asked: PlanRequest) -> None:
             "only the exact account with noise on the downlink covers counts of labels, got head.base=count with "
             f"accounting={asked.accounting} and noise.where={asked.where}; give a public number as head.base."
         )
+    if asked.T and asked.min_batch > asked.D:
+        raise PrivacyRefused(
+            f"a release must be over at least privacy.min_batch={asked.min_batch} records, got only {asked.D} to train "
+            "on; lower privacy.min_batch, or set train.rounds=0, with which nothing is released."
+        )
     if asked.T and asked.min_batch > asked.B:
         raise PrivacyRefused(
             f"a release must be over at least min_batch={asked.min_batch} records, got B={asked.B}; "

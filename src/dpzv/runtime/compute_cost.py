@@ -26,6 +26,7 @@ from dpzv.durable import write_atomically
 from dpzv.errors import ConfigError, DpzvError
 from dpzv.runtime.fused_kinds import fused_if_possible, why_not
 from dpzv.runtime.grid import Job, State, Watch, config_hash, cores, jobs_that_fit
+from dpzv.runtime.run_plan import batch_of
 
 if TYPE_CHECKING:
     from dpzv.data.dataset import Dataset
@@ -128,7 +129,9 @@ def charge(configs: Sequence[Config], base: Config, file: Path, watch: Watch) ->
     for key, work in new.items():
         evaluations = (work.train.directions + 1) / 2  # in pairs, as the clock charges them
         factor = float(f"{seconds[key] / seconds[config_hash(one)] / evaluations:.2g}")
-        costs[key] = Cost(work.train.method, work.train.B, seconds[key], factor, measured["D"], measured["M"])
+        costs[key] = Cost(
+            work.train.method, batch_of(work, measured["D"]), seconds[key], factor, measured["D"], measured["M"]
+        )
     compute = Compute(
         costs,
         max(known.run_bytes, measured["bytes"]),

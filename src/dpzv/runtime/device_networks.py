@@ -34,7 +34,15 @@ from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan, start_event
 from dpzv.rng import torch_generator
 
-__all__ = ["Networks", "check_networks", "load_weights", "make_network", "make_networks", "with_plain_starts"]
+__all__ = [
+    "Networks",
+    "check_networks",
+    "load_weights",
+    "make_network",
+    "make_networks",
+    "mixed_columns",
+    "with_plain_starts",
+]
 
 Networks = Callable[[PrivacyPlan, NoiseSource], list[torch.nn.Module]]
 """Makes the devices' networks once the plan is known, since a private start needs its noise."""
@@ -72,6 +80,18 @@ def _same_shapes(start: str) -> str:
     if not (facts.reads or facts.private):
         return start
     return "whiten" if facts.whitens else "random"
+
+
+def mixed_columns(config: Config, m: int, M: int, columns: int) -> str:
+    """A sentence if device m of M sends fewer numbers than it has encoded columns and starts by them, else nothing."""
+    start = per_device("devices.start", config.devices.start, M)[m - 1]
+    width = per_device("devices.embedding", config.devices.embedding, M)[m - 1]
+    if start != "columns" or width >= columns:
+        return ""
+    return (
+        f"{columns} encoded columns become {width} numbers a record, which start as random mixtures of them; "
+        f"devices.embedding = {columns} would keep them all."
+    )
 
 
 def make_networks(config: Config, data: Dataset, plan: PrivacyPlan, noise: NoiseSource) -> list[torch.nn.Module]:

@@ -39,14 +39,15 @@ from dpzv.methods.steps import Steps
 from dpzv.models.resnet import ResNet18
 from dpzv.models.text import KINDS, TextEncoder
 from dpzv.runtime.programs import config_in, leave_summary
+from dpzv.runtime.run_plan import batch_of
 from dpzv.terms import MethodName
 
 __all__ = ["TITLES", "main", "measured"]
 
 EMBEDDING = 64
 _MODELNET40, _AMAZON = (parse(recipes.tree(name)) for name in ("modelnet40", "amazon"))
-VIEWS = _MODELNET40.train.B
-TEXTS, TOKENS = _AMAZON.train.B, _AMAZON.data.tokens // 3  # tokens of one of three devices
+VIEWS = batch_of(_MODELNET40)
+TEXTS, TOKENS = batch_of(_AMAZON), _AMAZON.data.tokens // 3  # tokens of one of three devices
 Q = _AMAZON.train.q  # directions of vfl-czofo
 TITLES = {
     "resnet18": f"ResNet-18, {VIEWS} views of 32x32",

@@ -21,14 +21,14 @@ from dpzv.config import Config, Tree, merge
 from dpzv.data import party_records as records
 from dpzv.data.alignment import KEY_BYTES, Alignment, aligned, keyed
 from dpzv.data.dataset import Dataset, Records, fingerprint_of, from_arrays
-from dpzv.data.files import explained
+from dpzv.data.rows import sha256_of
 from dpzv.data.schedule import holdout
 from dpzv.errors import ConfigError
 from dpzv.models.final_head import load_head
 from dpzv.runtime.agreement import changed
-from dpzv.runtime.device_networks import make_networks
+from dpzv.runtime.device_networks import make_networks, mixed_columns
 from dpzv.runtime.party_file import PartyFile, agreed_run, check_party, read_party, read_toml
-from dpzv.runtime.run_plan import noise_of, plan_of
+from dpzv.runtime.run_plan import fewest_of, noise_of, plan_of
 
 __all__ = ["Rehearsed", "predicted", "rehearsed", "rehearsed_tree"]
 
@@ -78,10 +78,11 @@ def rehearsed_tree(files: Sequence[str]) -> Tree:
     )
 
 
-def rehearsed(files: Sequence[str], name: str = "") -> Rehearsed:
-    """The records that the parties of these `files` share; `name` says which files a run began with, if it did."""
+def rehearsed(config: Config) -> Rehearsed:
+    """The records that the parties share whose files a configuration names, if they are the files it was made from."""
+    files = config.data.parties
     cast = _cast([Path(file) for file in files])
-    if name and name != _name(cast):
+    if config.data.name != _name(cast):
         raise ConfigError(
             f"the parties' files were other ones when this run began: {', '.join(files)} and the records they name; "
             "put them back as they were, or begin a new run."
@@ -90,7 +91,7 @@ def rehearsed(files: Sequence[str], name: str = "") -> Rehearsed:
     labels = records.read_labels(asked)
     tables = [records.read_features(_data(device).of_device()) for device in cast.devices]
     hashes = [keyed(ids, KEY) for ids in (labels.ids, *(table.ids for table in tables))]
-    found = aligned(hashes[0], hashes[1:], max(cast.config.train.B, cast.config.privacy.min_batch))
+    found = aligned(hashes[0], hashes[1:], fewest_of(config, cast.config.data.holdout))
     train, test = holdout(found.n, cast.config.data.holdout)
     own, *theirs = found.rows
     y = labels.y[own]
@@ -105,8 +106,9 @@ def rehearsed(files: Sequence[str], name: str = "") -> Rehearsed:
         fingerprint=fingerprint_of([np.ascontiguousarray(hashes[0][own][train]), y[train]]),
     )
     odd = {"the server": [labels.separated, labels.warning()]}
-    for name, table in zip(data.devices, tables, strict=True):
+    for m, (name, table) in enumerate(zip(data.devices, tables, strict=True), 1):
         odd[name] = [table.separated, *(note for tally in table.tallies for note in tally.notes())]
+        odd[name].append(mixed_columns(config, m, len(tables), table.x.shape[1]))
     told = {name: [sentence for sentence in sentences if sentence] for name, sentences in odd.items()}
     return Rehearsed(replace(data, unit=asked.unit), found, [labels.ids[row] for row in own[test]], asked, told)
 
@@ -170,7 +172,5 @@ def _name(cast: _Cast) -> str:
         settings = msgspec.to_builtins(data.of_server() if party is cast.server else data.of_device())
         file = settings.pop("file")
         digest.update(repr(settings).encode())
-        unread = f"{file} should be a party's data file, but reading it"
-        with explained(unread, "check `file` in [data].", OSError), Path(file).open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+        digest.update(sha256_of(file))
     return f"parties-{digest.hexdigest()[:16]}"

@@ -96,7 +96,7 @@ def load_data(config: Config) -> Dataset:
     """The records that a configuration names."""
     asked = config.data
     if asked.parties:
-        return part_of(rehearsed(asked.parties, asked.name).data, asked.devices, asked.holdout)
+        return part_of(rehearsed(config).data, asked.devices, asked.holdout)
     return catalogue.load(
         asked.name,
         asked.path,

@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from dpzv.config import Config, per_device
+from dpzv.data.alignment import Fewest
 from dpzv.declarations import head_rule_facts, start_facts
 from dpzv.errors import ConfigError
 from dpzv.privacy.lineage import parents_of
@@ -18,11 +19,25 @@ from dpzv.privacy.planning import make_plan
 from dpzv.privacy.record_names import RecordNames
 from dpzv.rng import seed_of
 
-__all__ = ["NoiseSource", "Sizes", "device_plan", "named_parents", "noise_of", "plan_of", "sizes_of", "warn"]
+__all__ = [
+    "NoiseSource",
+    "Sizes",
+    "batch_of",
+    "device_plan",
+    "fewest_of",
+    "named_parents",
+    "noise_of",
+    "plan_of",
+    "sizes_of",
+    "warn",
+]
 
 LOG = logging.getLogger("dpzv.plan")
 
 
+BATCH = 512
+"""Records a batch, where that is not set."""
+RELEASES = "lower privacy.min_batch, or set train.rounds = 0, with which nothing is released"
 PASSES = 10
 """Of each device over its records, where neither rounds nor passes are set."""
 
@@ -36,9 +51,32 @@ class Sizes(Struct, frozen=True):
     T: int
 
 
+def batch_of(config: Config, D: int | None = None) -> int:
+    """Records a batch of a run over D records: what is set, or else 512 or all records, if there are fewer.
+
+    Every party knows D, so all of them find the same batch. Without rounds no batch is ever taken, so any is fitted.
+    """
+    B = BATCH if config.train.B is None else config.train.B
+    fits = config.train.B is None or config.train.rounds == 0
+    return B if D is None or not fits else min(B, D)
+
+
+def fewest_of(config: Config, share: float) -> Fewest:
+    """How many records parties must share, of which a `share` is tested on, so that a batch can be released."""
+    if config.train.rounds == 0:
+        return Fewest()
+    set_, least = config.train.B or 1, config.privacy.min_batch if math.isfinite(config.privacy.epsilon) else 1
+    needed = max(set_, least)
+    records = max(1, math.floor(needed / (1 - share)) - 2)
+    while records - round(share * records) < needed:  # `holdout` rounds so
+        records += 1
+    key, remedy = ("train.B", "lower train.B or leave it out") if set_ >= least else ("privacy.min_batch", RELEASES)
+    return Fewest(records, f"{key} = {needed} with data.holdout = {share:g}", remedy)
+
+
 def sizes_of(config: Config, D: int, M: int) -> Sizes:
     """The sizes of a run over D records and M devices; T comes from `train.rounds` or from `train.passes`."""
-    B, rounds, passes = config.train.B, config.train.rounds, config.train.passes
+    B, rounds, passes = batch_of(config, D), config.train.rounds, config.train.passes
     if rounds is None:
         rounds = M * math.floor((PASSES if passes is None else passes) * D / B)
     return Sizes(D, M, B, rounds)

@@ -174,7 +174,7 @@ class Simulation:
     def _started_clock(self) -> VirtualClock:
         """The clock at its start; it knows the bytes up and down of one batch of each device, without framing."""
         run, config, widths = self.server_run, self._config, self._widths
-        B, method, up, down = config.train.B, run.server.method, [], []
+        B, method, up, down = run.plan.B, run.server.method, [], []
         for m, (codec, width) in enumerate(zip(run.codecs, widths, strict=True), 1):
             h = np.empty((B, width), np.float32)
             up.append(codec.payload_bytes(Embeddings(m, 0, (h,) * method.arrays)))

@@ -25,7 +25,9 @@ from dpzv.errors import ConfigError
 from dpzv.privacy.statement import spent
 from dpzv.privacy.wording import Statement
 from dpzv.runtime.device_networks import make_networks
+from dpzv.runtime.run_plan import batch_of
 from dpzv.runtime.trained_model import merged, train
+from dpzv.sklearn.asked_values import check_labels, final_head_of, number_of
 from dpzv.sklearn.joined_records import joined, one_frame
 from dpzv.sklearn.party_columns import Parties, PartyColumns, Ranges, text_as_places
 from dpzv.terms import Task
@@ -40,7 +42,7 @@ OWN = {
 }
 """Keys of the configuration that are parameters of the estimators."""
 
-LARGEST, WIDEST = 4096, 64
+LARGEST, WIDEST = 4096, 512
 """Records of a batch at most, since noise falls as 1/B; numbers that a party sends for a record at most."""
 
 ROUNDS = 20
@@ -81,6 +83,7 @@ class VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         if parties is not None and self.parties is not None:
             raise ValueError("several frames say themselves whose columns are whose, got `parties` too; leave it out.")
         X = text_as_places(X, self.ranges)
+        check_labels(y, number=number)
         x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=number)
         return x, y, self.parties if parties is None else parties
 
@@ -100,10 +103,11 @@ class VerticalEstimator(BaseEstimator):  # type: ignore[misc]
             data = from_arrays(records, records, task=labels.task, n_classes=labels.n_classes, devices=columns.parties)
             config = self._config(len(x), [part.shape[1] for part in data.x_train])
             path = Path(scratch) / "run" if out is None else Path(out)
-            model, _ = train(config, data, partial(make_networks, config, data), path, lambda _: True)
+            model, summary = train(config, data, partial(make_networks, config, data), path, lambda _: True)
             told = _qualified(spent([path]), [*_unprotected(columns, config), *([labels.why] if labels.why else [])])
         self._model, self._columns, self.n_parties_ = model.in_double(), columns, len(columns.parties)
         self.epsilon_, self.guarantee_, self.statement_ = told.epsilon, told.guarantee, told.text()
+        self.final_head_ = final_head_of(summary)
 
     def _config(self, D: int, widths: Sequence[int]) -> Config:
         """The configuration of a run over D records, `widths` columns at the parties."""
@@ -123,7 +127,10 @@ class VerticalEstimator(BaseEstimator):  # type: ignore[misc]
                 "seed": int(check_random_state(self.random_state).randint(2**31 - 1)),
             },
             "head": {"rule": "frozen"},
-            "privacy": {"epsilon": float(self.epsilon), "delta_dp": float(self.delta)},
+            "privacy": {
+                "epsilon": number_of("epsilon", self.epsilon),
+                "delta_dp": number_of("delta", self.delta),
+            },
             "noise": {"source": "exact" if self.random_state is None else "seeded"},
         }
         config = configuration.parse(merged(tree, settings))
@@ -138,7 +145,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
     All parties are played in this process. X is a DataFrame or an array, or one DataFrame a party (a mapping from names
     to frames, or a list of them), whose records are joined by index.
 
-    A party with up to 64 encoded columns sends as many numbers as it has columns, from which the server, which is
+    A party with up to 512 encoded columns sends as many numbers as it has columns, from which the server, which is
     trusted, could compute them back. Nothing is lost, so parties are not trained, nothing is released to them, and
     `epsilon_` is 0. Parties that send fewer numbers (``settings={"devices.embedding": 4}``) are trained, and so are all
     where ``train.rounds`` is set.
@@ -156,8 +163,10 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
         can subtract the noise, so the statement says that it is simulated.
 
     After `fit`: `classes_`, `statement_` (the privacy statement in words), `epsilon_` (its claim), `guarantee_`
-    (whether it is one), `n_parties_`, `n_features_in_`, `feature_names_in_`. The final head is fitted to all labels
-    without noise, so it and all predictions stay with whoever holds the labels.
+    (whether it is one), `final_head_` (how the final head was chosen: its name and setting, the losses of all
+    candidates on training records that they were not fitted to, and what untrained parties would have given),
+    `n_parties_`, `n_features_in_`, `feature_names_in_`. The final head is fitted to all labels without noise, so
+    it and all predictions stay with whoever holds the labels.
     """
 
     def __init__(
@@ -273,7 +282,7 @@ def _worth_training(config: Config, D: int, widths: Sequence[int]) -> bool:
     numbers = configuration.per_device("devices.embedding", config.devices.embedding, len(widths))
     models = configuration.per_device("devices.model", config.devices.model, len(widths))
     narrow = any(number < width for number, width in zip(numbers, widths, strict=True))
-    return config.privacy.min_batch <= min(D, config.train.B) and (narrow or set(models) != {"linear"})
+    return config.privacy.min_batch <= batch_of(config, D) and (narrow or set(models) != {"linear"})
 
 
 def _unprotected(columns: PartyColumns, config: Config) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,11 +20,23 @@ def join_parties(frames: Frames) -> tuple[pd.DataFrame, dict[str, list[str]]]:
 
     Records are joined by index and stand in the order of the first party's frame. The column ``age`` of the party
     ``bank`` is called ``bank.age``. Use both with `cross_val_score` and the like, which split one frame:
-    ``X, parties = join_parties({"bank": a, "shop": b})``.
+    ``X, parties = join_parties({"bank": a, "shop": b})``. Records that some party lacks are left out, with a warning.
     """
     named = _frames_of(frames)
     if named is None:
         raise ValueError(f"expected one DataFrame a party, got {type(frames).__name__}; give a mapping of frames.")
+    frame, parties = _joined_frames(named)
+    if any(len(one) > len(frame) for one in named.values()):
+        held = ", ".join(f"{name} has {len(one)}" for name, one in named.items())
+        warnings.warn(
+            f"of the records of the parties only {len(frame)} are shared by all ({held}), and the others are left out; "
+            "if that is too few, compare how their indices write ids.",
+            stacklevel=2,
+        )
+    return frame, parties
+
+
+def _joined_frames(named: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, dict[str, list[str]]]:
     for name, frame in named.items():
         _refuse_repeated(frame.index, f"the index of '{name}'")
     first, *others = named.values()
@@ -70,6 +83,12 @@ def joined(X: Any, y: Any) -> tuple[Any, Any, dict[str, list[str]] | None]:
             f"X and y must have the same index, got {len(shared)} shared records of {len(X)} in X and {len(y)} in y; "
             "select the same records in both, or reset both indices if their rows are in the same order."
         )
+    if len(shared) < len(X):
+        warnings.warn(
+            f"only {len(shared)} of the {len(X)} records that all parties hold have a label, and the others are left "
+            "out.",
+            stacklevel=2,
+        )
     return X.loc[shared], y.loc[shared], parties
 
 
@@ -78,7 +97,7 @@ def one_frame(X: Any) -> Any:
     frames = _frames_of(X)
     if frames is None:
         return X
-    frame, _ = join_parties(frames)
+    frame, _ = _joined_frames(frames)
     held = {name: len(one) for name, one in frames.items()}
     if set(held.values()) != {len(frame)}:
         raise ValueError(

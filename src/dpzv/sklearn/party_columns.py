@@ -23,6 +23,8 @@ Ranges = Mapping[Key, Sequence[Any]] | tuple[float, float]
 """Public (low, high) of columns, or the list of a column's public values; one pair of numbers is for all columns."""
 
 GIVEN = "Given by the caller as public."
+TIMES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
+"""What pandas calls columns of dates and times."""
 LIKE_CONSTANT = 1e-9
 """A column whose deviation is below this share of its largest value does not vary beyond rounding."""
 
@@ -43,6 +45,12 @@ def text_as_places(X: Any, ranges: Ranges | None) -> Any:
         if pd.api.types.is_numeric_dtype(X[name]):
             continue
         texts = X[name].astype(object)
+        if pd.api.types.infer_dtype(texts, skipna=True) in TIMES:
+            raise ValueError(
+                f"columns must hold numbers, or texts that `ranges` lists, got dates or times in '{name}'; turn them "
+                f"into a number, such as the days since a public date: (X['{name}'] - "
+                "pd.Timestamp('2000-01-01')).dt.days."
+            )
         if i in given:
             found = pd.Index(given[i], dtype=object).get_indexer(pd.Index(texts, dtype=object))
             out[name] = np.where(texts.isna(), np.nan, np.where(found < 0, len(given[i]), found))

@@ -7,6 +7,7 @@ from pathlib import Path
 from dpzv.privacy.gdp import epsilon_of, mu_of, true_mu_of_paper
 from dpzv.report.panels import COLOURS, Curve, Panel, draw
 from dpzv.report.reproduced import ItemRuns, ItemTold, Line, standard
+from dpzv.runtime.run_plan import batch_of
 
 __all__ = ["told", "true_epsilon"]
 
@@ -62,7 +63,8 @@ def _budget(line: Line) -> float:
         return line.cell.epsilon
     summary = line.finished[0].summary
     assert summary is not None
-    return true_epsilon(line.cell.epsilon, config.privacy.delta_dp, config.train.B, summary["data"]["records"])
+    D = summary["data"]["records"]
+    return true_epsilon(line.cell.epsilon, config.privacy.delta_dp, batch_of(config, D), D)
 
 
 def _printed(name: str, D: int, batches: list[int], delta_dp: float) -> str:
