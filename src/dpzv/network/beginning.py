@@ -16,18 +16,36 @@ from dpzv.network.aside import aside
 from dpzv.network.greeting import hashed_ids
 from dpzv.network.transport import Peer
 from dpzv.privacy.noise import NoiseSource
+from dpzv.privacy.plan import PrivacyPlan
 from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.run_plan import fewest_of, named_parents, noise_of, plan_of, warn
 from dpzv.runtime.server_run import ServerRun
 
-__all__ = ["align", "alignment_of", "hear_ids", "open_aside", "open_run", "tell_rows"]
+__all__ = ["align", "alignment_of", "early_plan", "hear_ids", "open_aside", "open_run", "tell_rows"]
 
 
 def alignment_of(config: Config, labels: LabelRecords, folder: RunFolder) -> AlignmentState:
     """Which records the parties of a run share, as far as that is known."""
     share, psi = config.data.holdout, config.network.alignment == "psi"
     return AlignmentState(folder.path, labels, len(config.network.devices), share, fewest_of(config, share), psi)
+
+
+def early_plan(config: Config, labels: LabelRecords, folder: RunFolder, *, charged: bool = False) -> PrivacyPlan | None:
+    """Refuse what no device is needed for, and plan the run as if all records of `labels` were shared.
+
+    `None` if the run has begun before. What is refused with all records is refused with fewer of them, but for what
+    earlier runs cost: that depends on the records they share with this one, so it counts only if it is `charged`.
+    """
+    accelerator_of(config)
+    M = len(config.network.devices)
+    alignment = alignment_of(config, labels, folder)
+    if alignment.complete:
+        return None
+    records = alignment.records()
+    ServerRun.refuse(config, records, per_device("devices.embedding", config.devices.embedding, M))
+    parents = named_parents(config, records.names, folder.path)
+    return plan_of(config, len(records.y_train), M, parents if charged else ())
 
 
 async def hear_ids(peer: Peer, hello: wire.Hello, alignment: AlignmentState) -> None:

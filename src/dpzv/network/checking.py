@@ -12,10 +12,11 @@ from msgspec import Struct
 
 from dpzv.data.party_records import LabelTable, read_features, read_labels
 from dpzv.errors import DpzvError
+from dpzv.network.beginning import early_plan
 from dpzv.network.device_conversation import Conversation
 from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.party import Party
-from dpzv.network.serving import early_plan, open_folder
+from dpzv.network.serving import open_folder
 from dpzv.runtime.device_networks import mixed_columns
 from dpzv.runtime.readiness import fitting_plan, refuse_folder, refuse_out
 

@@ -6,43 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dpzv.config import Config, per_device
 from dpzv.errors import ConfigError, DataError
-from dpzv.network.alignment_state import LabelRecords
-from dpzv.network.beginning import alignment_of
+from dpzv.network.beginning import early_plan
 from dpzv.network.grpc_transport import refusals_logged
 from dpzv.network.party import Party
 from dpzv.network.server_party import ServerParty
 from dpzv.network.status import read_status, serve_metrics
-from dpzv.privacy.plan import PrivacyPlan
-from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import named_parents, plan_of
-from dpzv.runtime.server_run import ServerRun
 
-__all__ = ["early_plan", "open_folder", "serve"]
+__all__ = ["open_folder", "serve"]
 
 
 def open_folder(own: Party) -> RunFolder:
     """The server's run folder: new, or that of the same run."""
     return RunFolder.of_run(own.out, own.config)
-
-
-def early_plan(config: Config, labels: LabelRecords, folder: RunFolder, *, charged: bool = False) -> PrivacyPlan | None:
-    """Refuse what no device is needed for, and plan the run as if all records of `labels` were shared.
-
-    `None` if the run has begun before. What is refused with all records is refused with fewer of them, but for what
-    earlier runs cost: that depends on the records they share with this one, so it counts only if it is `charged`.
-    """
-    accelerator_of(config)
-    M = len(config.network.devices)
-    alignment = alignment_of(config, labels, folder)
-    if alignment.complete:
-        return None
-    records = alignment.records()
-    ServerRun.refuse(config, records, per_device("devices.embedding", config.devices.embedding, M))
-    parents = named_parents(config, records.names, folder.path)
-    return plan_of(config, len(records.y_train), M, parents if charged else ())
 
 
 async def serve(own: Party, folder: RunFolder, started: Callable[[ServerParty], None]) -> dict[str, Any] | None:
