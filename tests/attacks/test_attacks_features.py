@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 from attacked_runs import WIDTH, D, coalition, data, trained, truth
 
-from dpzv.attacks.feature_inference import from_predictions, from_training, generated, regressed, sent_to_server
+from dpzv.attacks.feature_inference import (
+    explains,
+    from_predictions,
+    from_training,
+    generated,
+    regressed,
+    sent_to_server,
+)
 from dpzv.attacks.findings import AttackRow, RunFacts, Tried, rows_of
 from dpzv.attacks.label_attacks import Insight, label_attacks
 from dpzv.attacks.scores import area
@@ -98,3 +107,30 @@ def test_pixels_are_no_straight_line_even_where_the_first_records_are_black() ->
     found = list(sent_to_server(member))
     assert [uploads for uploads, _ in found] == [0, 1]
     assert all(np.isfinite(one.guess).all() for _, one in found)
+
+
+def test_more_uploads_of_a_network_with_layers_tell_the_server_more() -> None:
+    layers = ("devices", "model", "mlp"), ("devices", "hidden", 4), ("train", "eta_m", 0.1)
+    (member,) = coalition(trained("dpzv", float("inf"), *layers, ("train", "B", D), ("train", "rounds", 32)), 1).members
+    found = [area(one.guess, one.y) for _, one in sent_to_server(member)]
+    assert len(found) == 6
+    assert all(later.value > earlier.value - earlier.error for earlier, later in pairwise(found))
+    assert found[-1].value > found[0].value + 0.05
+
+
+def test_uploads_that_say_nothing_are_left_out() -> None:
+    """With 64 known records a hundred columns of noise teach a regression what is not so; telling ones are welcome."""
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(256, 6)).astype(np.float32)
+    told = x[:, :3] + 0.3 * generator.normal(size=(256, 3)).astype(np.float32)
+    noise = generator.normal(size=(256, 100)).astype(np.float32)
+    few, noisy, more = told, np.concatenate([told, noise], axis=1), np.concatenate([told, x[:, 3:]], axis=1)
+    assert explains(more, x) > explains(few, x) > explains(noisy, x)
+
+
+def test_a_column_that_is_nearly_always_the_same_is_not_guessed() -> None:
+    x = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+    x[:, 1] = 0.0
+    x[:2, 1] = 100.0  # varies most, and is above its median for two records
+    guessed = from_predictions(x[:, :1], x[:, 2:], torch.from_numpy(x))
+    assert all(one.y.shape[1] == 2 for one in guessed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from dpzv.attacks.label_attacks import DRAWS, Insight
 from dpzv.attacks.replay import Member
 from dpzv.rng import numpy_generator, torch_generator
 
-__all__ = ["from_predictions", "from_training", "generated", "regressed", "sent_to_server"]
+__all__ = ["explains", "from_predictions", "from_training", "generated", "regressed", "sent_to_server"]
 
 Rows = NDArray[np.float32]
 Values = NDArray[np.float64]
@@ -31,6 +32,9 @@ AUXILIARY = 400
 
 COLUMNS = 12
 """Columns that are guessed: those that vary most among the known records."""
+
+RARE = 0.05
+"""A column with a smaller share of records above its median is not guessed: a few records would decide its score."""
 
 SEEN = 8
 """Columns of what is seen that the generative model takes."""
@@ -64,10 +68,9 @@ def from_predictions(own: Rows, outputs: Rows, x: torch.Tensor) -> list[Tried]:
 
 
 def _one(model: Model, seen: Rows, own: Rows, x: Rows, others: Rows | None, x_test: Rows, number: int = 0) -> Tried:
-    known = numpy_generator("auxiliary features", number).permutation(len(x))[: min(AUXILIARY, len(x) // 4)]
+    known = _auxiliary(len(x), number)
     rest = np.setdiff1d(np.arange(len(x)), known)
-    columns = np.argsort(-x[known].std(axis=0), kind="stable")[:COLUMNS]
-    columns = columns[x[known][:, columns].std(axis=0) > 0]
+    columns = _varied(x[known])
     middle = np.median(x[known][:, columns], axis=0)
     guess, floor = (model(table[known], x[known][:, columns], table[rest]) for table in (seen, own))
     y = (x[rest][:, columns] > middle).astype(np.int64)
@@ -77,14 +80,35 @@ def _one(model: Model, seen: Rows, own: Rows, x: Rows, others: Rows | None, x_te
     return Tried(guess, floor, y, elsewhere, (x_test[:, columns] > middle).astype(np.int64))
 
 
+def _varied(x: Rows) -> NDArray[np.int64]:
+    """The columns of `x` [n, d] that are guessed: those that vary most, if enough records are above their median."""
+    above = np.mean(x > np.median(x, axis=0), axis=0)
+    order = np.argsort(-x.std(axis=0), kind="stable")
+    order = order[x[:, order].std(axis=0) > 0]
+    often = order[above[order] >= RARE]
+    found: NDArray[np.int64] = (often if len(often) else order)[:COLUMNS]
+    return found
+
+
+def _auxiliary(n: int, number: int = 0) -> NDArray[np.int64]:
+    """Which of `n` records have known features."""
+    found: NDArray[np.int64] = numpy_generator("auxiliary features", number).permutation(n)[: min(AUXILIARY, n // 4)]
+    return found
+
+
 def regressed(x: Rows, y: Rows, asked: Rows) -> Values:
     """Ridge regression from `x` to `y`, at `asked`; its strength is chosen by leaving records out."""
+    model, mean, scale = _ridge(x, y)
+    found: Values = model.predict(np.clip((asked - mean) / scale, -10, 10)).reshape(len(asked), -1)
+    return found
+
+
+def _ridge(x: Rows, y: Rows) -> tuple[Any, Rows, Rows]:
+    """The regression, and the mean and the scale of the columns that it takes."""
     from sklearn.linear_model import RidgeCV
 
     mean, scale = x.mean(axis=0), np.maximum(x.std(axis=0), 1e-6)
-    model = RidgeCV(alphas=[10.0**k for k in range(-1, 5)]).fit((x - mean) / scale, y)
-    found: Values = model.predict(np.clip((asked - mean) / scale, -10, 10)).reshape(len(asked), -1)
-    return found
+    return RidgeCV(alphas=[10.0**k for k in range(-1, 5)]).fit((x - mean) / scale, y), mean, scale
 
 
 def generated(x: Rows, y: Rows, asked: Rows) -> Values:
@@ -120,7 +144,8 @@ def sent_to_server(member: Member) -> Iterator[tuple[int, Tried]]:
 
     Starts, directions and answers are no secret from the server, so it knows the device's weights in every round. Of a
     device whose network is a straight line every number that it sends is a linear equation in a record's features, and
-    no auxiliary record is needed. Of other networks a model is taught by auxiliary records.
+    no auxiliary record is needed. Of other networks a model is taught by auxiliary records, from as many of the uploads
+    as explain them best.
     """
     x = _plain(member.view.x_train)
     linear = _is_linear(member)
@@ -139,14 +164,23 @@ def sent_to_server(member: Member) -> Iterator[tuple[int, Tried]]:
             if i in place and len(told[place[i]]) <= UPLOADS[-1]:
                 told[place[i]].append((slopes[row], units))
     least = min(len(one) for one in told) - 1
-    for uploads in UPLOADS:
-        if uploads <= least:
-            if linear:
-                found = np.stack([_solved(one[: uploads + 1], x.shape[1]) for one in told])[:, columns]
-                yield uploads, Tried(found, np.zeros_like(found), y)
-            else:
-                seen = np.stack([np.concatenate([sent for sent, _ in one[: uploads + 1]]) for one in told])
-                yield uploads, _one(regressed, seen, np.zeros((len(x), 1), np.float32), x[chosen], None, x)
+    tables: list[Rows] = []
+    for uploads in (some for some in UPLOADS if some <= least):
+        if linear:
+            found = np.stack([_solved(one[: uploads + 1], x.shape[1]) for one in told])[:, columns]
+            yield uploads, Tried(found, np.zeros_like(found), y)
+        else:
+            tables.append(np.stack([np.concatenate([sent for sent, _ in one[: uploads + 1]]) for one in told]))
+            seen = max(tables, key=lambda table: explains(table, x[chosen]))
+            yield uploads, _one(regressed, seen, np.zeros((len(chosen), 1), np.float32), x[chosen], None, x)
+
+
+def explains(seen: Rows, x: Rows) -> float:
+    """How well what was sent explains the known records if each is left out in turn; too many columns explain less."""
+    known = _auxiliary(len(x))
+    scale = np.maximum(x[known].std(axis=0), 1e-6)
+    telling = scale > 1e-6
+    return float(_ridge(seen[known], (x[known] / scale)[:, telling])[0].best_score_)
 
 
 def _is_linear(member: Member) -> bool:
