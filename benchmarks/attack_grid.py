@@ -3,6 +3,8 @@
 python -m benchmarks.attack_grid breast-cancer 3 attacks           in `attacks`: runs, rows.json, table.md, figure.svg
 python -m benchmarks.attack_grid credit 3 attacks data.path=DIR    the same for another recipe, with KEY=VALUE
 
+A setting of one method alone is METHOD:KEY=VALUE, such as dpzv:train.directions=32.
+
 A second call goes on where the first one ended: runs that are finished are not trained again, and what attacks found is
 kept as attacks.json in the folder of their run. Remove that file to attack again, and the folder to train again.
 """
@@ -39,7 +41,8 @@ def configs(name: str, seeds: int, assignments: list[str]) -> Iterator[tuple[str
     for seed, (accounting, epsilon), method in itertools.product(range(seeds), CELLS, METHODS):
         settings = recipes.settings(name, accounting)
         last = {"train": {"method": method, "seed": seed}, "privacy": {"epsilon": epsilon}}
-        tree = layered(recipes.tree(name), settings, method, [*map(set_key, assignments), last])
+        own = [one.removeprefix(f"{method}:") for one in assignments if one.partition(":")[0] in (method, one)]
+        tree = layered(recipes.tree(name), settings, method, [*map(set_key, own), last])
         yield f"{method}-{accounting}-{epsilon:g}-{seed}", parse(merge(tree, {"head": {"final": "refit"}}))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from sklearn.metrics import roc_auc_score
 from dpzv import config as configuration
 from dpzv.attacks.target import target_of
 from dpzv.cli.options import tree_of
+from dpzv.cli.rehearse_command import suspicions
 from dpzv.config import Config
 from dpzv.data.alignment import Fewest
 from dpzv.errors import DataError
@@ -20,6 +22,8 @@ from dpzv.network.alignment_state import AlignmentState, digest_of
 from dpzv.network.keyfiles import create_authority, issue_party
 from dpzv.network.party import load_party
 from dpzv.privacy.noise import SeededNoise
+from dpzv.runtime import compute_cost, grid
+from dpzv.runtime.in_turn import run_in_turn
 from dpzv.runtime.rehearsal import KEY, rehearsed, rehearsed_tree
 from dpzv.runtime.run import load_data
 from dpzv.runtime.run_plan import plan_of
@@ -65,6 +69,10 @@ def test_a_rehearsal_counts_trains_and_predicts_and_leaves_nothing_for_the_real_
     assert f"share {len(shared)} records: {len(shared) - tested} to train on, {tested} to test on" in done.stdout
     for row in ("untrained devices", "bank alone", "shop alone", "dpzv, all parties"):
         assert f"\n{row}  " in done.stdout
+
+    assert re.search(
+        r"^Rounds of each device: bank: 3(?: \([^)]*\))?, shop: 3(?: \([^)]*\))?$", done.stdout, re.MULTILINE
+    )
 
     summary = json.loads((tmp_path / "first" / "summary.json").read_text())
     assert summary["guarantee"] is False
@@ -273,8 +281,30 @@ def test_where_nothing_is_released_a_handful_of_records_is_enough(cli: Cli) -> N
     keep_rows(40)
     with pytest.raises(DataError, match=r"privacy.min_batch = 64 .* lower privacy.min_batch, or set train.rounds = 0"):
         load_data(parsed("train.B=30"))
-    done = cli("rehearse", *FILES, *SHORT, "--set", "train.rounds=0", "--out", "few", "--quiet")
+    shop = pd.read_csv("shop.csv")
+    others = shop.assign(customer=shop["customer"].str.upper()), shop.assign(customer=shop["customer"] + "x")
+    pd.concat([shop, *others]).to_csv("shop.csv", index=False)
+    done = cli("rehearse", *FILES, *SHORT, "--set", "train.rounds=0", "--out", "few")
     assert done.returncode == 0, done.stderr
+    assert "Only 8 records are tested on, so all test figures are rough." in done.stdout
+    assert "shop: 80 of its 120 ids, more than half, are unknown to the server; compare how both write" in done.stdout
+    assert "\nbank: 0 of its" not in done.stdout
+    assert "\nRounds of each device: bank: 0, shop: 0\n" in done.stdout
+
+
+def test_a_party_that_alone_knows_all_labels_is_suspected() -> None:
+    figures = {"test_accuracy": None, "test_auc": None, "test_loss": 0.1, "test_r2": None, "test_rmse": 1.0}
+    summaries = {
+        "bank alone": {**figures, "test_auc": 0.9991},
+        "shop alone": {**figures, "test_auc": 0.998},
+        "post alone": {**figures, "test_accuracy": 1.0},
+        "town alone": {**figures, "test_r2": 0.9995},
+        "road alone": {**figures, "test_loss": 1.2},
+        "": {**figures, "test_auc": 1.0},
+    }
+    found = suspicions(summaries)
+    assert [sentence.split(" alone")[0] for sentence in found] == ["bank", "post", "town"]
+    assert "reaches AUC 0.9991: perhaps one of its columns is the label" in found[0]
 
 
 def test_another_file_is_another_run() -> None:
@@ -284,6 +314,34 @@ def test_another_file_is_another_run() -> None:
         Path(name).write_text(Path(name).read_text().replace(old, new))
         names.append(rehearsed_tree(FILES)["data"]["name"])
     assert len(set(names)) == 3
+
+
+def test_compare_and_tune_take_the_files_in_one_process(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the soak does in processes of their own, which take most of its time; a clock takes no measuring here."""
+
+    def measured(works: dict[str, Config], _: object) -> dict[str, object]:
+        return {
+            "seconds": dict.fromkeys(works, 1.0),
+            "D": 700,
+            "M": 2,
+            "bytes": 1,
+            "accelerator_share": 0.0,
+            "cuda": False,
+        }
+
+    monkeypatch.setattr(compute_cost, "_in_a_child", measured)
+    monkeypatch.setattr(grid, "run", lambda jobs, out, _, watch: run_in_turn(jobs, out, watch))
+    keep_rows(700)
+    common = ["--methods", "dpzv", *SHORT, "--set", "noise.source=seeded", "--jobs", "1", "--json"]
+    compared = cli("compare", *FILES, *common, "--seeds", "1", "--out", "compared")
+    assert compared.returncode == 0, compared.stderr
+    assert [row["method"] for row in json.loads(compared.stdout)["rows"]] == ["untrained", "dpzv"]
+    Path("space.toml").write_text('[dpzv]\n"train.eta_m" = [0.001]\n')
+    tuned = cli("tune", *FILES, *common, "--set", "train.B=400", "--space", "space.toml", "--trials", "1", "--out", "t")
+    assert tuned.returncode == 0, tuned.stderr
+    assert [(trial["settings"], trial["failure"]) for trial in json.loads(tuned.stdout)] == [
+        ({"train.eta_m": 0.001}, "")
+    ]
 
 
 @pytest.mark.soak

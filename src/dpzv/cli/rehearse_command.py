@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpzv.cli.options import Sets
-from dpzv.cli.train_command import Quiet, refuse_used, runs_beside
+from dpzv.cli.train_command import ALONE, Quiet, refuse_used, runs_beside
 from dpzv.cli.watching import Watchable, at_once, watched
 
 if TYPE_CHECKING:
     from dpzv.runtime.rehearsal import Rehearsed
 
-__all__ = ["rehearse"]
+__all__ = ["rehearse", "remarks", "suspicions"]
 
+FEW_TESTS = 100
+"""With fewer test records a share has a standard deviation of up to 5 %."""
+TOO_GOOD = 0.999
+"""An AUC, accuracy or R^2 that a party alone does not reach without the label."""
 LOOK = (
     "This process reads the records of all parties, so a rehearsal is a look at them by whoever runs it: use made-up "
     "records, or extracts that one person may see. Its noise can be repeated, so it guarantees nothing."
@@ -61,6 +66,9 @@ def rehearse(
     ]
     summaries = watched(runs, float("inf"), quiet=quiet, threads=at_once([other for _, _, other in asked]))
     result(summaries, folder, quiet=quiet, json=False)
+    if not quiet:
+        for sentence in suspicions(summaries):
+            typer.echo(f"{sentence}\n")
     output = predicted(config, shared.data, folder)
     write_predictions(folder / "predictions.csv", shared.labels, shared.test_ids, output)
     if not quiet:
@@ -79,4 +87,36 @@ def _tell_shared(shared: Rehearsed) -> None:
         for sentence in sentences:
             typer.echo(f"{name}: {sentence}")
     trained, tested = len(shared.data.y_train), len(shared.test_ids)
-    typer.echo(f"All parties share {shared.found.n:,} records: {trained:,} to train on, {tested:,} to test on.\n")
+    typer.echo(f"All parties share {shared.found.n:,} records: {trained:,} to train on, {tested:,} to test on.")
+    for sentence in remarks(shared):
+        typer.echo(sentence)
+    typer.echo("")
+
+
+def remarks(shared: Rehearsed) -> list[str]:
+    """Sentences about records that are few, and about parties whose ids the server mostly does not know."""
+    found, named = shared.found, shared.data.devices
+    told = [
+        f"{name}: {rows - known:,} of its {rows:,} ids, more than half, are unknown to the server; compare how both "
+        "write ids, unless that is what you expect."
+        for name, rows, known in zip(named, found.sizes[1:], found.with_server[1:], strict=True)
+        if known * 2 < rows
+    ]
+    if (tested := len(shared.test_ids)) < FEW_TESTS:
+        told.append(f"Only {tested} records are tested on, so all test figures are rough.")
+    return told
+
+
+def suspicions(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A sentence for each party that alone predicts next to all labels, which its columns may give away."""
+    from dpzv.metrics import headline, headline_text
+
+    told = []
+    for name, summary in summaries.items():
+        metric, value = headline(summary)
+        if name.endswith(ALONE) and metric != "loss" and value >= TOO_GOOD:
+            told.append(
+                f"{name} reaches {headline_text(summary)}: perhaps one of its columns is the label, or became known "
+                "only with it; look for it before you trust these figures."
+            )
+    return told

@@ -19,8 +19,10 @@ from dpzv.errors import ConfigError
 if TYPE_CHECKING:
     from dpzv.config import Config, Tree
 
-__all__ = ["recipes", "refuse_used", "resume", "runs_beside", "train"]
+__all__ = ["ALONE", "recipes", "refuse_used", "resume", "runs_beside", "train"]
 
+ALONE = " alone"
+"""What the name of a run of one party ends with."""
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no statement; errors only.")]
 JsonSummary = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
 Seconds = Annotated[
@@ -124,7 +126,7 @@ def runs_beside(words: str, tree: Tree, config: Config) -> Iterator[tuple[str, s
     for word in [word.strip() for word in words.split(",") if word.strip()]:
         if word == "alone":
             for m, party in parties(config).items():
-                yield f"{party} alone", f"alone-{m}", alone(config, m)
+                yield party + ALONE, f"alone-{m}", alone(config, m)
             continue
         what, equals, width = word.partition("=")
         if what != "frozen" or (equals and not width.isdecimal()):
