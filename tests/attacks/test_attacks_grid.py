@@ -43,6 +43,13 @@ def test_noise_on_the_uplink_is_there_at_one_and_at_ten() -> None:
     assert len(names) == len(set(names)) == 5 * 4
 
 
+def test_a_setting_may_be_that_of_one_method_alone() -> None:
+    made = dict(attack_grid.configs("breast-cancer", 1, ["train.B=64", "vafl:train.B=80", "vafl:train.eta_m=0.5"]))
+    assert (made["vafl-exact-1-0"].train.B, made["vafl-exact-1-0"].train.eta_m) == (80, 0.5)
+    assert made["dpzv-exact-1-0"].train.B == 64
+    assert made["dpzv-exact-1-0"].train.eta_m != 0.5
+
+
 def test_what_a_killed_call_has_left_is_trained_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, config = next(iter(attack_grid.configs("breast-cancer", 1, list(SHORT))))
     monkeypatch.setattr(attack_grid, "attack_run", lambda place: [])
