@@ -190,7 +190,9 @@ SCHEDULES = (
     device_says("swap", "sent test rows", 10),
     device_says("replay", "sent batch", 20),
     Schedule("disk full: ledger", most=250_000, says="ledger.sqlite could not be written"),
-    Schedule("disk full: checkpoint", most=300_000, says="state.safetensors could not be written", config=WIDE),
+    Schedule(
+        "disk full: checkpoint", most=300_000, says="(state|untrained).safetensors could not be written", config=WIDE
+    ),
     Schedule("disk full: alignment", most=100_000, says="alignment.safetensors could not be written"),
     Schedule("disk full: by others", act=disk_fills, says="could not be written"),
     Schedule("device killed, its folder lost", act=folder_lost),
