@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import logging
+import math
 import os
 import shutil
 import socket
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
 from town import free_port, write_parties
@@ -24,7 +26,8 @@ from dpzv.config import parse
 from dpzv.data.columns import Column
 from dpzv.durable import holding, write_tensors
 from dpzv.errors import ConfigError, DpzvError, PrivacyRefused
-from dpzv.network.device_folder import DeviceState
+from dpzv.network.device_conversation import Conversation
+from dpzv.network.device_folder import DeviceFolder, DeviceState
 from dpzv.network.party import load_party
 from dpzv.network.serving import open_folder, serve
 from dpzv.privacy.ledger import Ledger
@@ -189,6 +192,16 @@ def test_what_the_records_show_is_told_before_keys_are_missed(town: Path) -> Non
     assert "2 encoded columns become 1 numbers a record" in out
     assert "devices.embedding = 2 would keep them all" in out
     assert "lie outside -2 to 2 and are clipped" in out
+
+
+def test_a_device_logs_that_its_columns_are_mixed(town: Path, caplog: pytest.LogCaptureFixture) -> None:
+    agree(devices={"embedding": 1})(town)
+    party, rows = load_party(file_of(town, "north")), np.arange(RECORDS)
+    conversation = Conversation(party.config, party.features(), DeviceFolder(party.out))
+    conversation.m = 1
+    with caplog.at_level(logging.INFO, "dpzv.device"):
+        conversation.build(rows[:240], rows[240:], math.inf)
+    assert "2 encoded columns become 1 numbers a record" in caplog.text
 
 
 def test_a_port_that_is_taken_is_refused(town: Path) -> None:
