@@ -26,7 +26,7 @@ from dpzv.attacks.suite import attack_run
 from dpzv.config import Config, merge, parse, set_key
 from dpzv.declarations import METHODS
 from dpzv.durable import write_atomically
-from dpzv.report.attacks_figure import draw_attacks
+from dpzv.report.attacks_figure import KINDS, draw_leakage, kind_of
 from dpzv.runtime.grid import layered
 from dpzv.runtime.run import start
 
@@ -47,26 +47,32 @@ def configs(name: str, seeds: int, assignments: list[str]) -> Iterator[tuple[str
 
 
 def table(rows: list[AttackRow]) -> str:
-    """The rows as a table for a page: the mean over the seeds, with the least and the largest."""
-    groups: dict[tuple[str, str, str], list[AttackRow]] = {}
-    for row in rows:
-        asked = "none" if row.run.asked_epsilon is None else f"{row.run.asked_epsilon:g}"
-        if row.epsilon is None and asked != "none":
-            asked += f" as published ({row.run.noise})"
-        groups.setdefault((row.method, asked, f"{row.target}: {row.attack}"), []).append(row)
-    lines = ["| method | epsilon | attack | score | floor | unseen | ceiling | leaks |", "| --- |" + " --- |" * 7]
-    for (method, epsilon, attack), group in groups.items():
-        scores = [row.score for row in group]
-        unseen = [row.unseen for row in group if row.unseen is not None]
-        figures = (
-            f"{statistics.fmean(scores):.3f} ({min(scores):.3f} to {max(scores):.3f})",
-            f"{statistics.fmean(row.floor for row in group):.3f}",
-            f"{statistics.fmean(unseen):.3f}" if unseen else "",
-            f"{min(row.ceiling for row in group):.3f}",
-            f"{sum(row.leaks for row in group)} of {len(group)}" if group[0].covered else "not covered",
-        )
-        lines.append("| " + " | ".join((method, epsilon, attack, *figures)) + " |")
+    """The rows as a table for a page: the mean over the seeds with its standard error, by kind of noise.
+
+    Bold scores leak in some seeds, and it is said in how many if not in all.
+    """
+    groups: dict[tuple[str, str], dict[str, list[AttackRow]]] = {}
+    for row in sorted(rows, key=lambda row: list(METHODS).index(row.method)):
+        if row.target != "server":
+            name = row.attack if row.target == "labels" else f"{row.target}: {row.attack}"
+            groups.setdefault((row.method, name), {}).setdefault(kind_of(msgspec.to_builtins(row)), []).append(row)
+    header = ("method", "attack", "floor", *KINDS, "ceiling at 1")
+    lines = [f"| {' | '.join(header)} |", "| --- |" + " --- |" * (len(header) - 1)]
+    for (method, attack), kinds in groups.items():
+        floor = statistics.fmean(row.floor for group in kinds.values() for row in group)
+        scores = [_score(kinds[kind]) if kind in kinds else "-" for kind in KINDS]
+        last = kinds.get(KINDS[-1], [])
+        limit = "-" if not last else f"{min(row.ceiling for row in last):.3f}" if last[0].covered else "not covered"
+        lines.append("| " + " | ".join((method, attack, f"{floor:.3f}", *scores, limit)) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _score(group: list[AttackRow]) -> str:
+    scores, leaks = [row.score for row in group], sum(row.leaks for row in group)
+    error = f" ± {statistics.stdev(scores) / len(scores) ** 0.5:.3f}" if len(scores) > 1 else ""
+    found = f"{statistics.fmean(scores):.3f}{error}"
+    some = "" if leaks in (0, len(group)) else f" ({leaks} of {len(group)})"
+    return f"**{found}**{some}" if leaks else found
 
 
 def attacked(place: Path, config: Config) -> list[AttackRow]:
@@ -88,7 +94,7 @@ def main(name: str, seeds: str, out: str, *assignments: str) -> int:
         print(f"{run}: {len(rows)} rows", file=sys.stderr, flush=True)
         (folder / "rows.json").write_bytes(msgspec.json.encode(rows))
         (folder / "table.md").write_text(table(rows))
-    draw_attacks([msgspec.to_builtins(row) for row in rows], folder / "figure.svg")
+    draw_leakage([msgspec.to_builtins(row) for row in rows], folder / "figure.svg")
     print(table(rows))
     return 0
 
