@@ -1,6 +1,6 @@
 """The figure of what the trusted server can rebuild of a device's columns, by the width of embeddings and by uploads.
 
-python -m benchmarks.server_rebuilds docs/results.md docs/figures/server-rebuilds.svg
+python -m benchmarks.server_rebuilds docs/attacks.md docs/figures/server-rebuilds.svg
 
 It is drawn from the table of that page, whose first column is called `width`; the page says how to measure its rows.
 """

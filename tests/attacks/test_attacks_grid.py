@@ -69,11 +69,11 @@ def test_what_a_killed_call_has_left_is_trained_anew(tmp_path: Path, monkeypatch
 def test_the_figure_of_the_server_shows_the_table_of_the_page(tmp_path: Path) -> None:
     """It is drawn anew from the page, so that the two cannot differ."""
     docs = Path(server_rebuilds.__file__).parents[1] / "docs"
-    names, scores = server_rebuilds.table((docs / "results.md").read_text())
+    names, scores = server_rebuilds.table((docs / "attacks.md").read_text())
     assert names[0] == "first fill"
     assert all(len(values) == len(names) for values in scores.values())
     assert set(scores) == {1, 2, 4}
-    server_rebuilds.main(str(docs / "results.md"), str(tmp_path / "figure.svg"))
+    server_rebuilds.main(str(docs / "attacks.md"), str(tmp_path / "figure.svg"))
     drawn, kept = tmp_path / "figure.svg", docs / "figures" / "server-rebuilds.svg"
     shapes = [re.findall(r'<path d="[^"]*"', one.read_text()) for one in (drawn, kept)]
     assert shapes[0] == shapes[1]
