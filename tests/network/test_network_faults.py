@@ -157,7 +157,7 @@ def test_parties_that_share_no_records_all_end_and_say_so(tmp_path: Path) -> Non
         quietly(made, "server", "north", "east")
         made.until(lambda: all(made.exit_code(name) is not None for name in ("server", "north", "east")), 90)
         assert [made.exit_code(name) for name in ("server", "north", "east")] == [3, 5, 5]
-        assert "the parties must share at least 256 ids, got 0: the server has 600 rows" in made.log("server")
+        assert "the parties must share at least 426 ids, got 0: the server has 600 rows" in made.log("server")
         for name in ("north", "east"):
             assert "records could not be aligned" in made.log(name)
             assert "600" not in made.log(name)
