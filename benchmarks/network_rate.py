@@ -17,7 +17,6 @@ and answered, but nothing is computed.
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import secrets
 import statistics
 import sys
@@ -33,6 +32,7 @@ import grpc
 import torch
 
 from benchmarks.bar import Row
+from benchmarks.device_processes import issue_keys, spawned
 from benchmarks.network_parts import (
     ROUNDS,
     ConstantDevice,
@@ -49,7 +49,7 @@ from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.device_party import DeviceParty
 from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.grpc_transport import GrpcConnector, GrpcListener, GrpcStream
-from dpzv.network.keyfiles import Credentials, create_authority, issue_party
+from dpzv.network.keyfiles import Credentials
 from dpzv.network.server_party import ServerParty
 from dpzv.network.transport import Stream
 from dpzv.network.wire import PART
@@ -164,17 +164,8 @@ class _Parties:
     def __init__(self, case: tuple[int, int], folder: Path, stack: ExitStack) -> None:
         self._case, self._folder = case, folder
         self._M = M = case[0]
-        create_authority(folder / "ca", 20)
-        for name in ("server", *(f"device-{m}" for m in range(1, M + 1))):
-            issue_party(folder / "ca", name, folder / name, None, 10)
-        context, self._pipes = multiprocessing.get_context("spawn"), []
-        for _ in range(PROCESSES[M]):
-            here, there = context.Pipe()
-            process = context.Process(target=_devices, args=(there,), daemon=True)
-            process.start()
-            stack.callback(process.join)
-            stack.callback(here.send, None)
-            self._pipes.append(here)
+        issue_keys(folder, [f"device-{m}" for m in range(1, M + 1)])
+        self._pipes = spawned(_devices, PROCESSES[M], stack)
 
     async def rate(self, way: str, up: int, down: int) -> float:
         """Rounds per second of a run with noise of kind `way`, or of the echo, or of a run without work."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import multiprocessing
 import statistics
 import sys
 import tempfile
@@ -28,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.bar import Row, table
+from benchmarks.device_processes import issue_keys, spawned
 from benchmarks.scale_records import sampled
 from dpzv import config as configuration
 from dpzv.config import Config
@@ -35,7 +35,7 @@ from dpzv.network.alignment_state import LabelRecords
 from dpzv.network.device_party import DeviceParty
 from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.grpc_transport import GrpcConnector, GrpcListener
-from dpzv.network.keyfiles import Credentials, create_authority, issue_party
+from dpzv.network.keyfiles import Credentials
 from dpzv.network.predict import Predictor
 from dpzv.network.server_party import ServerParty
 from dpzv.runtime.run_folder import RunFolder
@@ -132,17 +132,8 @@ class _Federation:
     def __init__(self, case: _Case, above: Path, stack: ExitStack) -> None:
         self.case = case
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=above)))
-        create_authority(self.folder / "ca", 20)
-        for name in ("server", *case.names):
-            issue_party(self.folder / "ca", name, self.folder / name, None, 10)
-        context, self._pipes = multiprocessing.get_context("spawn"), list[Connection]()
-        for _ in range(case.processes):
-            here, there = context.Pipe()
-            process = context.Process(target=_devices, args=(there,), daemon=True)
-            process.start()
-            stack.callback(process.join)
-            stack.callback(here.send, None)
-            self._pipes.append(here)
+        issue_keys(self.folder, case.names)
+        self._pipes = spawned(_devices, case.processes, stack)
         y = np.random.default_rng(9).integers(0, 2, case.D)
         self._labels = LabelRecords(case.hashes(), y, "binary", 2, "made up", "a key")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_encoders import HIDDEN, TOKENS, WORDS, generator, small_encoder
 from tests.oracles import direction, whole
 from torch import Tensor, nn
 
@@ -17,30 +18,11 @@ from dpzv.models.text import KINDS, TextEncoder, load_encoder
 from dpzv.zo.directions import layout
 from dpzv.zo.perturb import two_point
 
-transformers = pytest.importorskip("transformers")
-
-HIDDEN, TOKENS, WORDS, PAD = 32, 12, 500, 1
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+PAD = 1
 
 
 def mpnet() -> nn.Module:
-    config = transformers.MPNetConfig(
-        vocab_size=WORDS,
-        hidden_size=HIDDEN,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=48,
-        max_position_embeddings=16,
-    )
-    made: nn.Module = transformers.MPNetModel(config, add_pooling_layer=False).eval()
-    with torch.no_grad():
-        for weight in made.parameters():
-            if weight.ndim == 2:
-                weight.copy_(torch.randn(weight.shape, generator=generator(0)) * 0.2)
-    return made
+    return small_encoder("MPNet")
 
 
 def texts(n: int) -> Tensor:

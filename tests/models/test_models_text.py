@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.method_memory import BAR
+from small_encoders import HIDDEN, TOKENS, WORDS, generator, small_encoder
 from tests.oracles import direction, whole
 from torch import Tensor, nn
 
@@ -22,30 +23,11 @@ from dpzv.zo.perturb import step, two_point
 
 transformers = pytest.importorskip("transformers")
 
-HIDDEN, TOKENS, WORDS = 32, 12, 500
 GAIN = KINDS["bert"].gain
 
 
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def bert(seed: int = 0) -> nn.Module:
-    config = transformers.BertConfig(
-        vocab_size=WORDS,
-        hidden_size=HIDDEN,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=48,
-        max_position_embeddings=16,
-        attn_implementation=ATTENTION,
-    )
-    made: nn.Module = transformers.BertModel(config, add_pooling_layer=False).eval()
-    with torch.no_grad():
-        for weight in made.parameters():
-            if weight.ndim == 2:
-                weight.copy_(torch.randn(weight.shape, generator=generator(seed)) * 0.2)
-    return made
+    return small_encoder("Bert", seed, attn_implementation=ATTENTION)
 
 
 def texts(n: int, seed: int = 0) -> Tensor:

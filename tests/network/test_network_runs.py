@@ -44,7 +44,7 @@ def in_one_process(
     change = msgspec.structs.replace
     runtime, privacy = change(config.runtime, kind="simulate"), change(config.privacy, parents=parents)
     alone = change(config, runtime=runtime, privacy=privacy)
-    data = parties.simulated(0.2)
+    data = parties.simulated(config.data.holdout)
     if fingerprint:
         data = dataclasses.replace(data, fingerprint=fingerprint)
     make = lambda *rest: make_networks(alone, data, *rest)  # noqa: E731
@@ -88,6 +88,15 @@ def test_the_transcript_is_that_of_the_simulation(
         one = load_file(tmp_path / name / "weights" / f"device-{m}.safetensors")
         other = load_file(tmp_path / "alone" / "weights" / f"device-{m}.safetensors")
         assert all(torch.equal(one[key], other[key]) for key in other)
+
+
+def test_a_batch_that_nobody_set_is_the_same_at_all_parties(parties: Parties, tmp_path: Path) -> None:
+    """Fewer records are trained on than a batch would have: server and devices take all of them."""
+    change, config = msgspec.structs.replace, config_of("data.holdout=0.7", "train.rounds=8", "head.rule=frozen")
+    config = change(config, train=change(config.train, B=None))
+    equals_the_simulation(parties, config, tmp_path, rounds=8, tls=False)
+    plan = read_ledger(tmp_path / "server").plan
+    assert plan.B == plan.D < 512
 
 
 @pytest.mark.parametrize("tls", [False, True])

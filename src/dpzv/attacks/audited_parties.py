@@ -29,6 +29,7 @@ class _Watched(Conversation):
     view: ViewLog | None = None
 
     def answers(self, message: Control | Message | Receipted) -> Iterator[bytes]:
+        """The device's answers; a release is kept before it is applied."""
         if isinstance(message, Receipted) and self.device is not None:
             release = message.release
             if self.view is None:

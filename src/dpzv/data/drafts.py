@@ -66,6 +66,7 @@ class _Seen:
 
     @property
     def numeric(self) -> bool:
+        """Whether every value that is there is a number."""
         return bool(self.numbers) and not self.texts
 
 
