@@ -78,6 +78,15 @@ def test_at_epsilon_one_nothing_leaks_and_nothing_is_above_the_ceiling(method: s
     assert all(0.55 < row.ceiling < 0.85 for row in found.values())
 
 
+@pytest.mark.parametrize("method", ["vafl", "dpzv", "zoo-vfl", "vfl-czofo"])
+def test_weights_that_noise_has_sent_beyond_all_bounds_are_attacked_like_others(method: str) -> None:
+    """The server takes such rows for zeros, and so do the attacks."""
+    found, evidence = label_attacks(coalition(trained(method, 1.0, ("train", "eta_m", 1e37))), truth(), 1.0)
+    assert not evidence.end[0].any()
+    for _, tries in [*found, *ratio(evidence, truth()), *completion(evidence)]:
+        assert all(np.isfinite(one.guess).all() for one in tries)
+
+
 @pytest.mark.parametrize("method", ["vafl", "zoo-vfl"])
 def test_noise_on_the_uplink_hides_no_label(method: str) -> None:
     """The published rule at epsilon 1: the attack still works, and no ceiling is claimed."""

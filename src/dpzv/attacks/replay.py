@@ -15,6 +15,7 @@ from dpzv.config import per_device
 from dpzv.declarations import method_facts
 from dpzv.methods.rules import Uplink
 from dpzv.privacy.noise import SeededNoise
+from dpzv.protocol.bounds import bounded
 from dpzv.protocol.messages import Embeddings, Release
 from dpzv.runtime.assemble_device import codec_of, make_device
 from dpzv.runtime.device_networks import make_network, with_plain_starts
@@ -31,7 +32,7 @@ CHUNK = 8192
 class Turn:
     """One round of device m, as it knows it: whose records, what it sent for them, and what came back.
 
-    `h` are the embeddings [B, k] as the server received them.
+    `h` are the embeddings [B, k] as the server took them: rows beyond its public bound are zeros.
     """
 
     t: int
@@ -75,14 +76,14 @@ class Member:
         return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
     def rows(self, x: torch.Tensor) -> NDArray[np.float32]:
-        """Embeddings of records under the present weights."""
+        """Embeddings of records under the present weights, as the server takes them."""
         parts = [self._device.method.evaluate(x[at : at + CHUNK]).numpy() for at in range(0, len(x), CHUNK)]
-        return np.concatenate(parts)
+        return bounded((np.concatenate(parts),))[0][0]
 
     def sent_for(self, x: torch.Tensor, position: int) -> tuple[NDArray[np.float32], ...]:
         """What the device would send for any records at a position of its schedule, under the present weights."""
         self._asked = True
-        return tuple(one.detach().numpy() for one in self._device.method.embeddings(x, position))
+        return bounded(tuple(one.detach().numpy() for one in self._device.method.embeddings(x, position)))[0]
 
     def twins(self, turn: Turn) -> tuple[NDArray[np.float32], ...]:
         """What the device would have sent in its present turn for as many test records in the places of its batch."""
@@ -95,7 +96,7 @@ class Member:
             ids = device.schedule.ids(position)
             message = device.upload()
             h = self._sent(message) if view.sent is None else tuple(view.sent[position])
-            yield Turn(t, self.m, position, ids, h, Delta)
+            yield Turn(t, self.m, position, ids, bounded(h)[0], Delta)
             if facts.backpropagates and self._asked:
                 device.upload()  # whoever looked at the turn has asked what would be sent for other records
             self._asked = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LARGEST", "all_within", "within", "zeroed"]
+__all__ = ["LARGEST", "all_within", "bounded", "within", "zeroed"]
 
 LARGEST = 65504.0
 """The largest size of a number in an embedding: that of a half, so that both codecs keep the same rows.
@@ -35,3 +35,16 @@ def within(h: NDArray[np.float32]) -> NDArray[np.bool_]:
 def zeroed(h: NDArray[np.float32], keep: NDArray[np.bool_]) -> NDArray[np.float32]:
     """`h` with the rows that are not kept as zeros."""
     return np.where(keep[:, None], h, np.float32(0))
+
+
+def bounded(
+    arrays: tuple[NDArray[np.float32], ...],
+) -> tuple[tuple[NDArray[np.float32], ...], NDArray[np.bool_] | None]:
+    """The arrays of a batch, with zeros in rows that are beyond the bound in any of them, and which rows [B] are kept.
+
+    `None` means that no row is beyond it.
+    """
+    if all_within(arrays):
+        return arrays, None
+    kept: NDArray[np.bool_] = np.logical_and.reduce([within(h) for h in arrays])
+    return tuple(zeroed(h, kept) for h in arrays), kept

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dpzv.data.schedule import BatchSchedule
 from dpzv.errors import PeerError
 from dpzv.methods.rules import Question, ServerRule
-from dpzv.protocol.bounds import all_within, within, zeroed
+from dpzv.protocol.bounds import bounded, within, zeroed
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Pending, Release
 from dpzv.protocol.table import Table, gather
 
@@ -100,11 +100,9 @@ class Server:
             raise PeerError(f"round {self._asked.pending.t} waits for its release; accept that first.")
         m, t = message.m, self.t + 1
         ids = self.schedules[m - 1].ids(message.position)
-        arrays, beyond = message.h, 0
-        if not all_within(arrays):
-            kept = np.logical_and.reduce([within(h) for h in arrays])
+        (arrays, kept), beyond = bounded(message.h), 0
+        if kept is not None:
             beyond = len(kept) - int(np.count_nonzero(kept))
-            arrays = tuple(zeroed(h, kept) for h in arrays)
             contributes = kept if contributes is None else kept & contributes
         (rows, columns), y, lam = self.table.rows(m, ids), gather(self.y_train, ids), self._lams[m - 1]
         answer = self.method.answer(Question(t, m, message.position, rows, columns, arrays, y, lam, contributes))
