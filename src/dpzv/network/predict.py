@@ -22,7 +22,7 @@ from dpzv.network.greeting import greet, hashed_ids
 from dpzv.network.transport import LinkLost, Listener, Peer, Stream, last_word, next_frame
 from dpzv.network.wire import MOST_IDS, PART, ROWS, Ask, Done, Hello, Welcome, unpack
 from dpzv.privacy.statement import read_ledger
-from dpzv.protocol.bounds import LARGEST, all_within, within
+from dpzv.protocol.bounds import LARGEST, bounded
 from dpzv.protocol.messages import Evaluation
 from dpzv.runtime.assemble_device import codec_of
 from dpzv.runtime.run_folder import RunFolder
@@ -188,7 +188,8 @@ class Predictor:
                 raise PeerError(f"device {m} must send embeddings, got {type(message).__name__}; its link is closed.")
             if message.start != came or came + len(message.h) > len(rows):
                 raise PeerError(f"device {m} sent embeddings of records that were not asked for; its link is closed.")
-            if not all_within((message.h,)) and (beyond := int(np.count_nonzero(~within(message.h)))):
+            _, kept = bounded((message.h,))
+            if kept is not None and (beyond := int(np.count_nonzero(~kept))):
                 raise _Unable(
                     f"device {m} ({self._names[m - 1]}) must send finite embeddings of at most {LARGEST:g}, got others "
                     f"for {beyond} of {len(message.h)} records; check its weights and its file."

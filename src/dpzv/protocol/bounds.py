@@ -5,25 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LARGEST", "all_within", "bounded", "within", "zeroed"]
+__all__ = ["LARGEST", "bounded", "within", "zeroed"]
 
 LARGEST = 65504.0
 """The largest size of a number in an embedding: that of a half, so that both codecs keep the same rows.
 
 Networks give numbers near 1. Beyond the bound a head's losses would come to infinity and its weights to nothing.
 """
-
-
-def all_within(arrays: tuple[NDArray[np.float32], ...]) -> bool:
-    """Whether all rows are surely within the bound; false means that each row must be looked at.
-
-    A sum of squares is at least its largest term, also when it is rounded, and half the square leaves room for that
-    term's own rounding. So no row beyond the bound is ever taken for one within it, whatever the other rows are.
-    """
-    squares = 0.0
-    for h in arrays:
-        squares += float(np.vdot(h, h))
-    return squares <= LARGEST * LARGEST / 2  # false also for nan
 
 
 def within(h: NDArray[np.float32]) -> NDArray[np.bool_]:
@@ -42,9 +30,14 @@ def bounded(
 ) -> tuple[tuple[NDArray[np.float32], ...], NDArray[np.bool_] | None]:
     """The arrays of a batch, with zeros in rows that are beyond the bound in any of them, and which rows [B] are kept.
 
-    `None` means that no row is beyond it.
+    `None` means all. Rows are looked at one by one only if the sum of all squares is large or no number. It is at least
+    its largest term, also when it is rounded, and half the square of the bound leaves room for the rounding of that
+    term. So no row beyond the bound is ever taken for one within it, whatever the other rows are.
     """
-    if all_within(arrays):
+    squares = 0.0
+    for h in arrays:
+        squares += float(np.vdot(h, h))
+    if squares <= LARGEST * LARGEST / 2:  # false also for nan
         return arrays, None
     kept: NDArray[np.bool_] = np.logical_and.reduce([within(h) for h in arrays])
     return tuple(zeroed(h, kept) for h in arrays), kept

@@ -288,7 +288,7 @@ def _seconds(config: Config, workload: Workload, rounds: int) -> float:
     """How long a run takes, as estimated; what is not counted in rounds takes as long as some hundred of them."""
     each = workload.cuda if config.runtime.accelerator == "cuda" else workload.cpu
     evaluations = rounds / config.train.eval_every
-    return each * (rounds * (config.train.directions + 1) / 2 + 10 * evaluations + 200)
+    return each * (rounds * (config.train.directions + 1) / 2 + 30 * evaluations + 200)
 
 
 def _missing(name: str, path: str) -> str:
