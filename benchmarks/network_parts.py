@@ -6,8 +6,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,22 +33,46 @@ from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.run_plan import noise_of
 from dpzv.runtime.server_run import ServerRun
 
-__all__ = ["ROUNDS", "ConstantDevice", "Parts", "config_of", "labels_of", "records", "without_head", "without_work"]
+__all__ = [
+    "CASES",
+    "Case",
+    "ConstantDevice",
+    "Parts",
+    "config_of",
+    "labels_of",
+    "records",
+    "without_head",
+    "without_work",
+]
 
-B, WIDTH, D, COLUMNS, OUTPUTS = 512, 16, 20_000, 16, 10
-ROUNDS = {(1, 1): 2000, (7, 1): 4000, (7, 16): 1000}
-"""The rounds of a run of M devices with K directions a message, by (M, K)."""
+WIDTH, D, COLUMNS, OUTPUTS = 16, 20_000, 16, 10
 LAM = 1e-3
 
 
-def config_of(M: int, K: int, noise: str) -> Config:
-    """A run of M devices with K directions a message, and embeddings of 16 numbers for each of 512 records."""
+class Case(NamedTuple):
+    """A run of M devices with K directions a message, for so many rounds of B records."""
+
+    M: int
+    K: int
+    rounds: int
+    B: int = 512
+
+    def __str__(self) -> str:
+        return f"M={self.M}" + (f", K={self.K}, B={self.B}" if self.K > 1 else "")
+
+
+CASES = (Case(1, 1, 2000), Case(7, 1, 4000), Case(7, 16, 1000), Case(7, 16, 400, B=4096))
+
+
+def config_of(case: Case, noise: str) -> Config:
+    """The run of a case, whose embeddings have 16 numbers for each record."""
+    M, K, rounds, B = case
     names = [f"device-{m}" for m in range(1, M + 1)]
     return configuration.parse(
         {
             "data": {"name": "digits", "holdout": 0.01},
             "devices": {"embedding": WIDTH},
-            "train": {"rounds": ROUNDS[M, K], "directions": K, "B": B, "lam": LAM, "eval_every": 10**9},
+            "train": {"rounds": rounds, "directions": K, "B": B, "lam": LAM, "eval_every": 10**9},
             "head": {"rule": "frozen", "final": "private"},
             "noise": {"source": noise},
             "network": {"devices": names},
@@ -74,7 +99,7 @@ class _ConstantRule(rules.DeviceRule):
     which is not done here.
     """
 
-    def __init__(self, rule: rules.DeviceRule) -> None:
+    def __init__(self, rule: rules.DeviceRule, B: int) -> None:
         vars(self).update(vars(rule))  # the first fill and evaluations are the rule's own
         self._rule = rule
         self._h = tuple(torch.full((B, WIDTH), float(j)) for j in range(max(2, self._K + 1)))
@@ -90,15 +115,17 @@ class _ConstantHead(Frozen):
     """A head whose outputs are known beforehand."""
 
     def output(self, number: int, rows: torch.Tensor, offset: float) -> torch.Tensor:
-        return _OUTPUT
+        return _zeros(len(rows), OUTPUTS)
 
     def outputs(
         self, first: int, rows: torch.Tensor, columns: slice, h: Sequence[NDArray[np.float32]], lam: float
     ) -> Iterator[torch.Tensor]:
-        return iter([_OUTPUT] * len(h))
+        return iter([_zeros(len(rows), OUTPUTS)] * len(h))
 
 
-_OUTPUT, _LOSSES = torch.zeros(B, OUTPUTS), torch.zeros(B)
+@cache
+def _zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape)
 
 
 def without_head(server: Server) -> None:
@@ -106,13 +133,13 @@ def without_head(server: Server) -> None:
     method = server.method
     method.head_rule.__class__ = _ConstantHead
     server.method = dpzv.DpzvServer(
-        method.facts, method.head_rule, lambda output, y: _LOSSES, method.C, method.q, method.seed, method.K
+        method.facts, method.head_rule, lambda output, y: _zeros(len(y)), method.C, method.q, method.seed, method.K
     )
 
 
 def without_work(run: ServerRun) -> None:
     """Take everything out of the rounds but frames, turns and sending: no sum, no table, no noise, no ledger."""
-    server, nothing = run.server, np.zeros(run.plan.directions)
+    server, nothing, B = run.server, np.zeros(run.plan.directions), run.plan.B
 
     def ask(message: Embeddings, contributes: None) -> Pending:
         return Pending(server.t + 1, message.m, message.position, B, nothing, 1.0, B)
@@ -139,7 +166,7 @@ class ConstantDevice(Conversation):
         super().build(train, test, mu_start)
         device = self.device
         assert device is not None
-        device.method = rule = _ConstantRule(device.method)
+        device.method = rule = _ConstantRule(device.method, device.schedule.B)
         if self.without_work:
             vars(rule).update(update=lambda Delta, position, t: None)
             vars(device).update(_batch=lambda position: None)
@@ -148,9 +175,9 @@ class ConstantDevice(Conversation):
 class Parts:
     """The parts of a round, one after the other in this process, without a network: median seconds each."""
 
-    def __init__(self, case: tuple[int, int], noise: str, folder: Path, stack: ExitStack) -> None:
-        config, labels, M = config_of(*case, noise), labels_of(), case[0]
-        alignment = AlignmentState(folder, labels, M, config.data.holdout, Fewest(B))
+    def __init__(self, case: Case, noise: str, folder: Path, stack: ExitStack) -> None:
+        config, labels, M = config_of(case, noise), labels_of(), case.M
+        alignment = AlignmentState(folder, labels, M, config.data.holdout, Fewest(case.B))
         for m in range(1, M + 1):
             alignment.take(m, labels.hashes, "")
         alignment.settle()

@@ -34,7 +34,8 @@ import torch
 from benchmarks.bar import Row
 from benchmarks.device_processes import issue_keys, spawned
 from benchmarks.network_parts import (
-    ROUNDS,
+    CASES,
+    Case,
     ConstantDevice,
     Parts,
     config_of,
@@ -83,7 +84,7 @@ class _ConstantServer(ServerParty):
 class _Slice:
     """What one process of devices is told: a run, with or without work, or without `noise` the echo of `up` bytes."""
 
-    case: tuple[int, int]
+    case: Case
     devices: tuple[int, ...]
     port: int
     folder: Path
@@ -102,7 +103,7 @@ async def _take_part(asked: _Slice, m: int) -> None:
     name = f"device-{m}"
     connector = GrpcConnector(f"127.0.0.1:{asked.port}", _credentials(asked.keys, name), "server")
     if asked.noise:
-        config, features = config_of(*asked.case, asked.noise), FeatureRecords(*records(m))
+        config, features = config_of(asked.case, asked.noise), FeatureRecords(*records(m))
         party = DeviceParty(config, features, asked.folder / name)
         party.conversation = talk = ConstantDevice(config, features, DeviceFolder(asked.folder / name))
         talk.without_work = asked.without_work
@@ -161,9 +162,9 @@ class _Echo:
 class _Parties:
     """Keys, and the processes that hold the devices."""
 
-    def __init__(self, case: tuple[int, int], folder: Path, stack: ExitStack) -> None:
+    def __init__(self, case: Case, folder: Path, stack: ExitStack) -> None:
         self._case, self._folder = case, folder
-        self._M = M = case[0]
+        self._M = M = case.M
         issue_keys(folder, [f"device-{m}" for m in range(1, M + 1)])
         self._pipes = spawned(_devices, PROCESSES[M], stack)
 
@@ -174,14 +175,14 @@ class _Parties:
         finished, listener = asyncio.Event(), GrpcListener("127.0.0.1:0", _credentials(self._folder, "server"))
         server: _ConstantServer | _Echo
         if noise:
-            config = config_of(*self._case, noise)
+            config = config_of(self._case, noise)
             server = _ConstantServer(
                 config, labels_of(), RunFolder.create(out / "server", configuration.render(config))
             )
             server.without_work = way == "without work"
             serving: asyncio.Task[Any] = asyncio.create_task(server.run(listener))
         else:
-            server = _Echo(ROUNDS[self._case], up, down)
+            server = _Echo(self._case.rounds, up, down)
             serving = asyncio.create_task(server.run(listener, finished))
         while not listener.port:
             if serving.done():
@@ -201,7 +202,7 @@ class _Parties:
         """The pace between a tenth and nine tenths of all rounds."""
         seen = []
         for share in (0.1, 0.9):
-            while server.rounds < share * ROUNDS[self._case]:
+            while server.rounds < share * self._case.rounds:
                 if serving.done():
                     serving.result()
                 await asyncio.sleep(0.002)
@@ -231,14 +232,13 @@ def _shares(parts: dict[str, float], rate: float, echo: float) -> str:
 
 
 def rows() -> list[Row]:
-    """Six rows: one and seven devices, and seven with 16 directions, each with both kinds of noise.
+    """One and seven devices, and seven with 16 directions and two sizes of batches, each with both kinds of noise.
 
     With seeded noise the ledger is in memory, with exact noise on the disk.
     """
     torch.set_num_threads(1)
     found = []
-    for case in ROUNDS:
-        M, K = case
+    for case in CASES:
         with tempfile.TemporaryDirectory(dir=FOLDER) as name, ExitStack() as stack:
             parts = {}
             for noise in NOISE:
@@ -246,7 +246,7 @@ def rows() -> list[Row]:
                     parts[noise], up, down = Parts(case, noise, Path(name) / noise, closing).measure(300)
             rates = asyncio.run(_rates(_Parties(case, Path(name), stack), up, down))
         echo = statistics.median(rates["echo"])
-        print(f"network, {M} devices, K={K}: echo {echo:.0f} rounds/s, {up} bytes up, {down} down", file=sys.stderr)
+        print(f"network, {case}: echo {echo:.0f} rounds/s, {up} bytes up, {down} down", file=sys.stderr)
         for way in ("without work", *NOISE):
             rate = statistics.median(rates[way])
             over = sorted(mine / bare for mine, bare in zip(rates[way], rates["echo"], strict=True))
@@ -254,8 +254,8 @@ def rows() -> list[Row]:
             shares = f": {_shares(parts[way], rate, echo)}" if way in parts else ""
             told = f"{rate:.0f} rounds/s, {middle:.2f} ({over[0]:.2f} to {over[-1]:.2f}) of the echoes"
             print(f"  {way}: {told}{shares}", file=sys.stderr)
-            if way in NOISE and K == 1:
-                found.append(Row(f"network: rounds over echoes, M={M}, {way}", middle, 0.0, most=False))
+            if way in NOISE and case.K == 1:
+                found.append(Row(f"network: rounds over echoes, {case}, {way}", middle, 0.0, most=False))
             elif way in NOISE:
-                found.append(Row(f"network: time of a run over its echoes, M={M}, K={K}, {way}", 1 / middle, BAR))
+                found.append(Row(f"network: time of a run over its echoes, {case}, {way}", 1 / middle, BAR))
     return found
