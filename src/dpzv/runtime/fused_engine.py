@@ -14,14 +14,12 @@ from torch import Tensor
 
 from dpzv.errors import ConfigError
 from dpzv.methods.dpsgd import DPSGD
-from dpzv.runtime.fused_block import Writer
 from dpzv.runtime.fused_board import board_of, knobs_of
-from dpzv.runtime.fused_book import Book, Turns
 from dpzv.runtime.fused_devices import Kin, architecture
 from dpzv.runtime.fused_graph import Replay
-from dpzv.runtime.fused_head import Heads
-from dpzv.runtime.fused_methods import ROUNDS
-from dpzv.runtime.fused_steps import FusedHeadSteps
+from dpzv.runtime.fused_head import FusedHeadSteps, Heads
+from dpzv.runtime.fused_host import Book, Turns, Writer
+from dpzv.runtime.fused_round import ROUNDS
 from dpzv.runtime.fused_tape import Tape, TapeShape
 from dpzv.runtime.simulate import Simulation
 
