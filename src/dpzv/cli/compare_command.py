@@ -13,7 +13,7 @@ from dpzv.cli.many_runs import Executed, Told, execute, fail, tell
 
 if TYPE_CHECKING:
     from dpzv.config import Config, Tree
-    from dpzv.report.comparison_table import Record
+    from dpzv.report.comparison import Record
     from dpzv.runtime.compute_cost import Compute
 
 __all__ = ["compare"]
@@ -69,7 +69,7 @@ def _cells(asked: options.Comparison, tree: Tree, changes: list[Tree]) -> list[_
     """Untrained devices first, then every method at every epsilon, each with every seed."""
     from dpzv import config as configuration
     from dpzv import recipes
-    from dpzv.report.comparison_table import UNTRAINED as NAME
+    from dpzv.report.comparison import UNTRAINED as NAME
     from dpzv.runtime.baselines import UNTRAINED
     from dpzv.runtime.grid import layered
 
@@ -89,7 +89,7 @@ def _cells(asked: options.Comparison, tree: Tree, changes: list[Tree]) -> list[_
 
 def _records(cells: list[_Cell], executed: Executed, folder: Path) -> list[Record]:
     """The records of all finished runs."""
-    from dpzv.report.comparison_table import read
+    from dpzv.report.comparison import read
 
     runs = [(cell, folder / "runs" / job.key) for cell, job in zip(cells, executed.jobs, strict=True)]
     finished = [(cell, place) for cell, place in runs if (place / "summary.json").exists()]
@@ -101,17 +101,17 @@ def _report(
 ) -> None:
     """Write table.json, table.md and figure.svg, and print the table."""
     from dpzv import recipes
-    from dpzv.report import comparison_table, figure
+    from dpzv.report import comparison
 
     trained = [cell for cell in cells if cell.epsilon is not None]
     train = trained[0].config.train
     target = max(train.target, default=None)
     factors = {cell.method: compute.cost(cell.config).factor for cell in trained}
     trials = recipes.trials(asked.recipe[0], asked.accounting, asked.settings)
-    made = comparison_table.rows(records, target, factors, trials)
-    above = comparison_table.ahead(made)
-    below = [*comparison_table.untuned(made, asked.name), *comparison_table.notes(made, asked.seeds, train.eval_every)]
-    words = [comparison_table.cells(row) for row in made]
-    figure.draw(records, target, f"{asked.name}, {asked.accounting} accounting", folder / "figure.svg")
+    made = comparison.rows(records, target, factors, trials)
+    above = comparison.ahead(made)
+    below = [*comparison.untuned(made, asked.name), *comparison.notes(made, asked.seeds, train.eval_every)]
+    words = [comparison.cells(row) for row in made]
+    comparison.draw(records, target, f"{asked.name}, {asked.accounting} accounting", folder / "figure.svg")
     values = {"ahead": above, "rows": made, "notes": below}
-    tell(asked, Told(comparison_table.header(made), words, above, below), values, folder)
+    tell(asked, Told(comparison.header(made), words, above, below), values, folder)

@@ -15,7 +15,7 @@ from dpzv.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpzv.config import Config
-    from dpzv.report.widths_table import Measured
+    from dpzv.report.widths import Measured
 
 __all__ = ["compare_widths"]
 
@@ -43,7 +43,7 @@ class _WidthCell:
 
 def compare_widths(asked: options.Comparison) -> None:
     """Run one method at every width, beside what it is compared with, and tell what training it bought."""
-    from dpzv.report.widths_table import BACKPROPAGATION
+    from dpzv.report.widths import BACKPROPAGATION
     from dpzv.runtime import compute_cost
 
     if asked.methods != options.ALL:
@@ -72,7 +72,7 @@ def _cells(asked: options.Comparison) -> Iterator[_WidthCell]:
     """
     from dpzv import config as configuration
     from dpzv import recipes
-    from dpzv.report.widths_table import ALONE, BACKPROPAGATION, TRAINED, UNTRAINED
+    from dpzv.report.widths import ALONE, BACKPROPAGATION, TRAINED, UNTRAINED
     from dpzv.runtime import baselines
     from dpzv.runtime.grid import layered
 
@@ -99,7 +99,7 @@ def _read(cell: _WidthCell, place: Path) -> Measured:
     """What a finished run says."""
     import msgspec
 
-    from dpzv.report.widths_table import Measured
+    from dpzv.report.widths import Measured
 
     summary = msgspec.json.decode((place / "summary.json").read_bytes())
     return Measured(cell.kind, cell.party, cell.width, cell.epsilon, cell.seed, summary)
@@ -107,10 +107,10 @@ def _read(cell: _WidthCell, place: Path) -> Measured:
 
 def _report(asked: options.Comparison, measured: list[Measured], folder: Path) -> None:
     """Write table.json, table.md and figure.svg, and print the table."""
-    from dpzv.report import widths_figure, widths_table
+    from dpzv.report import widths
 
-    made = widths_table.rows(measured)
-    below = widths_table.notes(made, asked.seeds)
-    widths_figure.draw(made, f"{asked.name}, {asked.accounting} accounting", folder / "figure.svg")
-    told = Told(widths_table.header(made), [widths_table.cells(row) for row in made], [], below)
+    made = widths.rows(measured)
+    below = widths.notes(made, asked.seeds)
+    widths.draw(made, f"{asked.name}, {asked.accounting} accounting", folder / "figure.svg")
+    told = Told(widths.header(made), [widths.cells(row) for row in made], [], below)
     tell(asked, told, {"rows": made, "notes": below}, folder)

@@ -42,30 +42,32 @@ class Shown:
     metrics: list[dict[str, Any]]
 
     @property
+    def known(self) -> dict[str, Any]:
+        """The summary of a finished run."""
+        assert self.summary is not None
+        return self.summary
+
+    @property
     def in_loop(self) -> float:
         """The test accuracy of the head in the loop at the end; of a program without one, its test accuracy."""
-        assert self.summary is not None
-        found = self.summary.get("private_head", self.summary)["test_accuracy"]
+        found = self.known.get("private_head", self.known)["test_accuracy"]
         return math.nan if found is None else float(found)
 
     @property
     def refitted(self) -> float:
         """The test accuracy of the final head."""
-        assert self.summary is not None
-        found = self.summary.get("test_accuracy")
+        found = self.known.get("test_accuracy")
         return math.nan if found is None else float(found)
 
     @property
     def megabytes(self) -> float:
         """What was sent, the first fill included."""
-        assert self.summary is not None
-        return float(self.summary.get("bytes_up", 0) + self.summary.get("bytes_down", 0)) / 1e6
+        return float(self.known.get("bytes_up", 0) + self.known.get("bytes_down", 0)) / 1e6
 
     @property
     def until(self) -> float:
         """Megabytes until the workload's target; infinite if it was never reached."""
-        assert self.summary is not None
-        passed = list(self.summary.get("targets", {}).values())
+        passed = list(self.known.get("targets", {}).values())
         return float(passed[0]["bytes"]) / 1e6 if passed else math.inf
 
 
