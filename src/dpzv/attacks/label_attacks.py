@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpzv.attacks.findings import Tried
+from dpzv.attacks.findings import Tried, area
 from dpzv.attacks.guesswork import Known, classify, cross_fitted, draw
 from dpzv.attacks.label_inference import (
     Guess,
@@ -24,7 +24,6 @@ from dpzv.attacks.label_inference import (
 from dpzv.attacks.readings import READS, Readings, read
 from dpzv.attacks.replay import Coalition
 from dpzv.attacks.scored import Scored, Truth, sampled
-from dpzv.attacks.scores import area
 from dpzv.data.dataset import ServerRecords
 from dpzv.models.losses import per_record_loss
 from dpzv.runtime.server_head import first_head

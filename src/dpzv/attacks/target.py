@@ -35,7 +35,7 @@ from dpzv.runtime.run_plan import plan_of, sizes_of
 from dpzv.runtime.server_run import ServerRun
 from dpzv.terms import Task
 
-__all__ = ["Machine", "Target", "Transcript", "target_of"]
+__all__ = ["Machine", "Target", "Transcript", "short", "target_of"]
 
 HEAD_STEPS = 4
 """Steps of a dp-sgd head in one short run."""
@@ -151,7 +151,7 @@ class Target:
         """
         D = B * batches
         head_batch = D if rounds else max(1, round(self.q * D))
-        config = _short(self.config, B=B, rounds=rounds, head_batch=head_batch)
+        config = short(self.config, B=B, rounds=rounds, head_batch=head_batch)
         plan = _plan(config, D, self.M)
         y = np.zeros(D, np.float32 if self.task == "regression" else np.int64)
         outputs = self.n_classes if self.task == "classes" else 1
@@ -189,7 +189,7 @@ def target_of(config: Config, noise: NoiseSource) -> Target:
 _TRAINED = 0.8
 
 
-def _short(config: Config, *, B: int, rounds: int, head_batch: int) -> Config:
+def short(config: Config, *, B: int, rounds: int, head_batch: int) -> Config:
     """`config` cut down to a few small rounds of devices that take turns."""
     change = msgspec.structs.replace
     return change(
