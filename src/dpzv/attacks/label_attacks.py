@@ -24,7 +24,7 @@ from dpzv.attacks.label_inference import (
 from dpzv.attacks.readings import READS, Readings, read
 from dpzv.attacks.replay import Coalition
 from dpzv.attacks.scored import Scored, Truth, sampled
-from dpzv.data.dataset import ServerRecords
+from dpzv.data.dataset import ServerRecords, outputs_of
 from dpzv.models.losses import per_record_loss
 from dpzv.runtime.server_head import first_head
 
@@ -189,8 +189,7 @@ def _stand_ins(coalition: Coalition, known: Known, truth: Truth, start: Rows) ->
     config = coalition.members[0].view.config
     shares = np.bincount(known.y, minlength=truth.labels) / len(known.y) * len(truth.train)
     counts = tuple(shares.tolist()) if config.head.base == "count" else ()
-    outputs = truth.labels if truth.task == "classes" else 1
-    nothing = np.zeros(len(truth.train), np.int64)
+    nothing, outputs = np.zeros(len(truth.train), np.int64), outputs_of(truth.task, truth.labels)
     records = ServerRecords("attack", truth.task, outputs, nothing, nothing[:1], "attack")
     heads: list[torch.nn.Module] = [first_head(config, records, coalition.width, counts)]
     if any(True for _ in heads[0].parameters()):

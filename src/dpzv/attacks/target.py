@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
 from dpzv.data.catalogue import card_of
-from dpzv.data.dataset import ServerRecords
+from dpzv.data.dataset import ServerRecords, outputs_of
 from dpzv.errors import ConfigError
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan
@@ -154,8 +154,7 @@ class Target:
         config = short(self.config, B=B, rounds=rounds, head_batch=head_batch)
         plan = _plan(config, D, self.M)
         y = np.zeros(D, np.float32 if self.task == "regression" else np.int64)
-        outputs = self.n_classes if self.task == "classes" else 1
-        records = ServerRecords("audit", self.task, outputs, y, y[:1], "audit")
+        records = ServerRecords("audit", self.task, outputs_of(self.task, self.n_classes), y, y[:1], "audit")
         widths = per_device("devices.embedding", config.devices.embedding, self.M)
         with (
             tempfile.TemporaryDirectory() as folder,

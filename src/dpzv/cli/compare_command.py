@@ -74,7 +74,7 @@ def _cells(asked: options.Comparison, tree: Tree, changes: list[Tree]) -> list[_
     from dpzv.runtime.grid import layered
 
     settings = recipes.settings(asked.recipe[0], asked.accounting, asked.settings)
-    methods, epsilons = options.methods_of(asked.methods), options.numbers_of("--epsilon", asked.epsilon)
+    methods, epsilons = options.methods_of(asked.methods), options.epsilons_of(asked.epsilon)
     # a private start pays from the budget even if nothing is trained: it gets the smallest budget
     frozen = {**UNTRAINED, "privacy": {"epsilon": min(epsilons)}}
     lasts: list[tuple[str, float | None, Tree]] = [(NAME, None, frozen)]

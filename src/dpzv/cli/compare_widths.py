@@ -80,7 +80,7 @@ def _cells(asked: options.Comparison) -> Iterator[_WidthCell]:
     changes = [*map(configuration.set_key, asked.set_), {"privacy": {"accounting": asked.accounting}}]
     method = configuration.parse(layered(tree, {}, "", changes)).train.method
     settings = recipes.settings(asked.recipe[0], asked.accounting, asked.settings)
-    epsilons = options.numbers_of("--epsilon", asked.epsilon)
+    epsilons = options.epsilons_of(asked.epsilon)
     kinds = [(UNTRAINED, min(epsilons))]
     kinds += [(TRAINED, epsilon) for epsilon in dict.fromkeys([*epsilons, INFINITE])]
     kinds += [(BACKPROPAGATION, INFINITE), (ALONE, epsilons[0])]
