@@ -43,7 +43,8 @@ class _WidthCell:
 
 def compare_widths(asked: options.Comparison) -> None:
     """Run one method at every width, beside what it is compared with, and tell what training it bought."""
-    from dpzv.report.widths import BACKPROPAGATION
+    from dpzv.report.run_records import read_outcome
+    from dpzv.report.widths import BACKPROPAGATION, Measured
     from dpzv.runtime import compute_cost
 
     if asked.methods != options.ALL:
@@ -58,8 +59,12 @@ def compare_widths(asked: options.Comparison) -> None:
     base = next(cell.config for cell in reversed(cells) if not cell.party and cell.config.train.rounds != 0)
     prepare = partial(compute_cost.prepare_alike, configs, ceilings, base, folder, asked.jobs)
     executed = execute(prepare, folder, quiet=asked.quiet or asked.json)
-    places = [(cell, folder / "runs" / job.key) for cell, job in zip(cells, executed.jobs, strict=True)]
-    measured = [_read(cell, place) for cell, place in places if (place / "summary.json").exists()]
+    places = [folder / "runs" / job.key for job in executed.jobs]
+    measured = [
+        Measured(cell.kind, cell.party, cell.width, cell.epsilon, cell.seed, summary)
+        for cell, (summary, _) in zip(cells, map(read_outcome, places), strict=True)
+        if summary is not None
+    ]
     if measured:
         _report(asked, measured, folder)
     fail(executed.failures)
@@ -93,16 +98,6 @@ def _cells(asked: options.Comparison) -> Iterator[_WidthCell]:
             continue
         for m, party in baselines.parties(config).items():
             yield _WidthCell(kind, party, width, epsilon, seed, baselines.alone(config, m))
-
-
-def _read(cell: _WidthCell, place: Path) -> Measured:
-    """What a finished run says."""
-    import msgspec
-
-    from dpzv.report.widths import Measured
-
-    summary = msgspec.json.decode((place / "summary.json").read_bytes())
-    return Measured(cell.kind, cell.party, cell.width, cell.epsilon, cell.seed, summary)
 
 
 def _report(asked: options.Comparison, measured: list[Measured], folder: Path) -> None:

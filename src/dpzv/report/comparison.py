@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dpzv.metrics import headline
-from dpzv.report.figure_file import COLOURS, STYLES, axes_of
+from dpzv.report.figure_file import COLOURS, STYLES, axes_of, over_runs, plain_ticks
+from dpzv.report.run_records import read_outcome
 from dpzv.report.table_text import figure_text, metric_name
 
 if TYPE_CHECKING:
@@ -37,11 +38,11 @@ class Record:
 
 def read(folder: Path, method: str, epsilon: float | None, seed: int) -> Record:
     """The record of the finished run in `folder`; `epsilon` is `None` for untrained devices, whose start may cost."""
-    summary = msgspec.json.decode((folder / "summary.json").read_bytes())
-    lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+    summary, metrics = read_outcome(folder)
+    assert summary is not None
     if epsilon is None or math.isinf(epsilon):
         epsilon = summary["epsilon"] if epsilon is None else None
-    return Record(method, epsilon, seed, summary, [msgspec.json.decode(line) for line in lines])
+    return Record(method, epsilon, seed, summary, metrics)
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -289,15 +290,13 @@ def draw(records: Sequence[Record], target: float | None, title: str, path: Path
 
 def _label(axes: Axes, metric: str, heights: list[float]) -> None:
     """Name the axes, and let the vertical one show `heights` with a margin."""
-    from matplotlib.ticker import LogLocator, NullLocator
+    from matplotlib.ticker import LogLocator
 
     axes.set_xscale("log")
     axes.set_xlabel("megabytes sent, first fill included")
     named = {"accuracy": "test accuracy in the loop, %", "auc": "test AUC in the loop", "r2": "test R^2 in the loop"}
     axes.set_ylabel(named.get(metric, metric))
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_minor_locator(NullLocator())
+    plain_ticks(axes, LogLocator(subs=(1, 2, 3, 5)))
     shown = [height for height in heights if math.isfinite(height)]
     if shown:
         margin = 0.06 * (max(shown) - min(shown)) or 0.01 * abs(shown[0]) or 0.01
@@ -309,23 +308,25 @@ def _line(axes: Axes, group: list[Record], scale: float, colour: str, place: int
 
     The heights that must be seen are returned: those of the line's second half, its band included, and of the dot.
     """
-    by_round: dict[int, list[tuple[float, float]]] = {}
-    for record in group:
-        for line in record.metrics:
-            sent = (line["bytes_up"] + line["bytes_down"]) / 1e6
-            by_round.setdefault(line["round"], []).append((sent, scale * headline(line)[1]))
-    points = [pairs for pairs in by_round.values() if len(pairs) == len(group) and min(pairs)[0] > 0]
-    x = [statistics.fmean(sent for sent, _ in pairs) for pairs in points]
-    y = [statistics.fmean(value for _, value in pairs) for pairs in points]
+    x, y, deviation = over_runs(
+        [
+            [(line["round"], sent, scale * headline(line)[1]) for line in record.metrics if (sent := _sent(line)) > 0]
+            for record in group
+        ]
+    )
     style = STYLES[place % len(STYLES)]
     axes.plot(x, y, color=colour, linestyle=style, linewidth=1.6, label=label, zorder=3)
     low = high = y
-    if len(group) > 1:
-        deviation = [statistics.stdev(value for _, value in pairs) for pairs in points]
+    if deviation:
         low, high = ([mean + sign * d for mean, d in zip(y, deviation, strict=True)] for sign in (-1, 1))
         axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2)
-    end = statistics.fmean((r.summary["bytes_up"] + r.summary["bytes_down"]) / 1e6 for r in group)
+    end = statistics.fmean(_sent(record.summary) for record in group)
     refitted = scale * statistics.fmean(headline(record.summary)[1] for record in group)
     inside = "white" if place % 2 else colour
     axes.plot([end], [refitted], "o", color=colour, markerfacecolor=inside, markersize=5, zorder=4)
     return [*low[len(y) // 2 :], *high[len(y) // 2 :], refitted]
+
+
+def _sent(line: dict[str, Any]) -> float:
+    """Megabytes up and down, of a summary or a line of metrics."""
+    return float(line["bytes_up"] + line["bytes_down"]) / 1e6

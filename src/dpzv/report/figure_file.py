@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from dpzv.durable import replacing
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLOURS", "STYLES", "axes_of", "save", "subplots"]
+__all__ = ["COLOURS", "STYLES", "axes_of", "over_runs", "plain_ticks", "save", "subplots"]
 
 COLOURS = {
     "dpzv": "#0072b2",
@@ -53,6 +55,29 @@ def save(figure: Any, *paths: Path) -> None:
         with matplotlib.rc_context(SVG):
             figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {})
     pyplot.close(figure)
+
+
+def over_runs(runs: Sequence[Iterable[tuple[int, float, float]]]) -> tuple[list[float], list[float], list[float]]:
+    """Means of x and y over runs of (round, x, y) at the rounds that all of them have, and the deviations of y.
+
+    A single run has no deviations.
+    """
+    by_round: dict[int, list[tuple[float, float]]] = {}
+    for t, x, y in itertools.chain.from_iterable(runs):
+        by_round.setdefault(t, []).append((x, y))
+    points = [pairs for pairs in by_round.values() if len(pairs) == len(runs)]
+    means = [[statistics.fmean(pair[i] for pair in pairs) for pairs in points] for i in (0, 1)]
+    deviations = [statistics.stdev(y for _, y in pairs) for pairs in points] if len(runs) > 1 else []
+    return means[0], means[1], deviations
+
+
+def plain_ticks(axes: Any, places: Any) -> None:
+    """Mark the x axis at the `places` of a locator, with numbers as people write them."""
+    from matplotlib.ticker import NullLocator
+
+    axes.xaxis.set_major_locator(places)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 @contextmanager

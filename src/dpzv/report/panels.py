@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpzv.report.figure_file import COLOURS, STYLES, save, subplots
+from dpzv.report.figure_file import COLOURS, STYLES, over_runs, plain_ticks, save, subplots
 from dpzv.report.reproduced import Line, Shown, budget_text
 
 __all__ = ["CYCLE", "Curve", "Panel", "accuracy", "against", "by_row", "draw", "over_budgets", "window"]
@@ -92,16 +91,12 @@ def against(
     line: Line, x: Callable[[dict[str, Any]], float], y: Callable[[dict[str, Any]], float | None], **look: Any
 ) -> Curve:
     """A curve over the lines of metrics that all finished runs of `line` have: means, and the deviation over seeds."""
-    by_round: dict[int, list[tuple[float, float]]] = {}
-    for run in line.finished:
-        for found in run.metrics:
-            value = y(found)
-            if value is not None and math.isfinite(value):
-                by_round.setdefault(found["round"], []).append((x(found), value))
-    whole = [pairs for pairs in by_round.values() if len(pairs) == len(line.finished)]
-    xs = [statistics.fmean(place for place, _ in pairs) for pairs in whole]
-    ys = [statistics.fmean(value for _, value in pairs) for pairs in whole]
-    band = [statistics.stdev(v for _, v in pairs) for pairs in whole] if len(line.finished) > 1 else []
+    xs, ys, band = over_runs(
+        [
+            [(found["round"], x(found), v) for found in run.metrics if (v := y(found)) is not None and math.isfinite(v)]
+            for run in line.finished
+        ]
+    )
     colour = look.pop("colour", COLOURS.get(line.cell.row, ""))
     return Curve(look.pop("label", line.label), xs, ys, colour, look.pop("style", 0), band)
 
@@ -138,11 +133,9 @@ def _axes(axes: Any, panel: Panel) -> None:
         axes.set_xticks(list(panel.ticks), list(panel.ticks.values()))
         axes.minorticks_off()
     elif panel.log_x:
-        from matplotlib.ticker import LogLocator, NullLocator
+        from matplotlib.ticker import LogLocator
 
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_minor_locator(NullLocator())
+        plain_ticks(axes, LogLocator(subs=(1, 2, 5)))
     axes.margins(x=0.02, y=0.05)
     if not panel.log_y:
         axes.set_ylim(*window(panel.curves))

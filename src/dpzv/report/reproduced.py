@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from dpzv.report.run_records import read_outcome
 from dpzv.report.table_text import paged
 from dpzv.runtime.reproduction import Cell, Item, Workload
 
@@ -35,7 +34,7 @@ MOST_WAITING = 3
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One run: its summary and its lines of metrics, or `None` and nothing if it is not finished."""
+    """One run: its summary and its lines of metrics, or `None` if it is not finished."""
 
     cell: Cell
     summary: dict[str, Any] | None
@@ -169,7 +168,7 @@ def _folded(rows: list[list[str]]) -> list[list[str]]:
 
 def read_runs(cells: Sequence[Cell], out: Path) -> tuple[Line, ...]:
     """The lines of `cells`, with what their run folders hold."""
-    return lines_of([_read(cell, out / "runs" / cell.job.key) for cell in cells])
+    return lines_of([Shown(cell, *read_outcome(out / "runs" / cell.job.key)) for cell in cells])
 
 
 def lines_of(runs: Sequence[Shown]) -> tuple[Line, ...]:
@@ -210,12 +209,3 @@ def budget_text(epsilon: float) -> str:
 def percent(share: float) -> str:
     """A share in percent, without the sign."""
     return f"{100 * share:.2f}"
-
-
-def _read(cell: Cell, folder: Path) -> Shown:
-    file = folder / "summary.json"
-    if not file.exists():
-        return Shown(cell, None, [])
-    metrics = folder / "metrics.jsonl"
-    lines = metrics.read_bytes().splitlines() if metrics.exists() else []
-    return Shown(cell, msgspec.json.decode(file.read_bytes()), [msgspec.json.decode(line) for line in lines])

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dpzv.metrics import headline
-from dpzv.report.figure_file import STYLES, axes_of
+from dpzv.report.figure_file import STYLES, axes_of, plain_ticks
 from dpzv.report.table_text import figure_text, metric_name
 
 __all__ = [
@@ -227,7 +227,7 @@ def draw(table: Sequence[WidthRow], title: str, path: Path) -> None:
     metric = table[0].metric
     scale = 100.0 if metric == "accuracy" else 1.0
     with axes_of(title, path) as axes:
-        from matplotlib.ticker import FixedLocator, NullLocator  # slow to import
+        from matplotlib.ticker import FixedLocator  # slow to import
 
         for label, line, look in lines(table):
             x = [row.width for row in line]
@@ -235,9 +235,7 @@ def draw(table: Sequence[WidthRow], title: str, path: Path) -> None:
             bars = [scale * (row.standard_error or 0.0) for row in line]
             axes.errorbar(x, y, yerr=bars, label=label, capsize=2.5, elinewidth=1, markersize=5, linewidth=1.6, **look)
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(FixedLocator(sorted({row.width for row in table})))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        plain_ticks(axes, FixedLocator(sorted({row.width for row in table})))
         axes.set_xlabel("numbers that a device sends for a record")
         named = {"accuracy": "test accuracy, %", "auc": "test AUC", "r2": "test R^2"}
         axes.set_ylabel(named.get(metric, f"test {metric}"))
