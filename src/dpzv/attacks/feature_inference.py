@@ -62,7 +62,7 @@ def from_training(evidence: Insight, x: torch.Tensor, x_test: torch.Tensor) -> I
 
 
 def from_predictions(own: Rows, outputs: Rows, x: torch.Tensor) -> list[Tried]:
-    """The same from a head's outputs for records, if these were given to the coalition."""
+    """The features `x` of a device outside the coalition, by regression from a head's outputs that it was given."""
     tables = np.concatenate([own, outputs], axis=1), own, _plain(x), None, _plain(x)
     return [_one(regressed, *tables, number) for number in range(DRAWS)]
 

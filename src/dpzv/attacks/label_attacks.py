@@ -177,7 +177,7 @@ def _better(
 
 
 def _informed(own: tuple[Rows, Rows], start: tuple[Rows, Rows], truth: Truth) -> tuple[Values, Values]:
-    """The same for somebody who knows the labels of all other records."""
+    """Log-probabilities without the run, for somebody who knows the labels of all records but the guessed one."""
     tried = [(cross_fitted(x[0], truth.train, truth.labels), x) for x in (own, start)]
     train, x = max(tried, key=lambda one: area(one[0], truth.train).value)
     (unseen,) = classify(x[0], truth.train, [x[1]], truth.labels)

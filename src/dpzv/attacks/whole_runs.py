@@ -73,7 +73,7 @@ def _score(target: Target, folder: Path, sigma_dp: float) -> float:
 
 
 def _by_gradient(coalition: Coalition, head: torch.nn.Module, loss: Loss, turn: Turn) -> float:
-    """The same from the canary's returned gradient: where it lies between those of both labels."""
+    """The canary's score in one turn: where its returned gradient lies between those of both labels."""
     if CANARY not in turn.ids:
         return 0.0
     place, columns = int(np.flatnonzero(turn.ids == CANARY)[0]), coalition.columns[turn.m]

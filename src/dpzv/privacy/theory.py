@@ -122,7 +122,7 @@ class Bound:
 
     @property
     def total(self) -> float:
-        """The bound."""
+        """The bound: the sum of its terms."""
         return math.fsum((self.start, self.smoothing, self.sampling, self.clipping, self.noise))
 
 

@@ -20,7 +20,7 @@ LONG = 10
 """Points from which on a curve is long."""
 
 MOST_WIDE = 3
-"""Panels side by side."""
+"""The most panels side by side."""
 
 
 @dataclass(frozen=True, slots=True)

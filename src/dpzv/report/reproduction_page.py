@@ -56,7 +56,7 @@ class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return run.in_loop if self.accuracy is not None else run.until
 
     def form(self, value: float) -> str:
-        """A figure as words."""
+        """A figure of `value` as words: a share in per cent, megabytes, or a factor."""
         if self.memory is not None:
             return f"{value:.2f}"
         return f"{percent(value)} %" if self.accuracy is not None else f"{value:.1f}"

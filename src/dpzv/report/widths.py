@@ -67,7 +67,7 @@ class WidthRow(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """What it is, in words."""
+        """What was trained in these runs, in words."""
         if self.kind == TRAINED:
             return "trained" if self.epsilon is not None else "trained without noise"
         return f"{self.party} alone, trained" if self.kind == ALONE else self.kind
