@@ -27,9 +27,8 @@ from dpzv.rng import numbered, seed_of
 from dpzv.runtime import grid
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.device_view import ask_for_views
-from dpzv.runtime.fused import run_fused
 from dpzv.runtime.fused_devices import Products
-from dpzv.runtime.fused_engine import Engine
+from dpzv.runtime.fused_engine import Engine, run_fused
 from dpzv.runtime.fused_head import FusedHeadSteps, buffer_size
 from dpzv.runtime.fused_kinds import HEADS, METHODS, alike, why_not
 from dpzv.runtime.fused_round import ROUNDS

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from dpzv import config as configuration
 from dpzv.attacks.target import Target, short
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset, Records, from_arrays
@@ -61,8 +62,6 @@ def made_up(target: Target, world: int) -> Dataset:
 
 def crashing_run(target: Target, world: int, noise: NoiseSource, folder: Path) -> PrivacyPlan:
     """Run a world in a new folder with views; it dies after half of its rounds and goes on from its checkpoint."""
-    from dpzv import config as configuration
-
     config, data = small(target.config), made_up(target, world)
     networks = partial(make_networks, config, data)
 

@@ -15,7 +15,7 @@ from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.device_networks import make_networks
-from dpzv.runtime.fused import run_fused
+from dpzv.runtime.fused_engine import run_fused
 from dpzv.runtime.journal import Snapshot
 from dpzv.runtime.programs import config_in, run_program
 from dpzv.runtime.run import load_data
