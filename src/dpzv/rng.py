@@ -43,8 +43,8 @@ def numpy_generator(*parts: int | str) -> np.random.Generator:
     return np.random.default_rng(seed_of(*parts))
 
 
-def torch_generator(*parts: int | str, device: str = "cpu") -> torch.Generator:
-    """A torch generator on `device` (an accelerator's name) for the stream called `parts`."""
+def torch_generator(*parts: int | str) -> torch.Generator:
+    """A torch generator for the stream called `parts`."""
     import torch
 
-    return torch.Generator(device=device).manual_seed(seed_of(*parts))
+    return torch.Generator().manual_seed(seed_of(*parts))

@@ -17,9 +17,8 @@ from dpzv.attacks.feature_inference import (
     regressed,
     sent_to_server,
 )
-from dpzv.attacks.findings import AttackRow, RunFacts, Tried, rows_of
+from dpzv.attacks.findings import AttackRow, RunFacts, Tried, area, rows_of
 from dpzv.attacks.label_attacks import Insight, label_attacks
-from dpzv.attacks.scores import area
 
 FACTS = RunFacts("m", None, None, "downlink", 0, "arrays")
 

@@ -10,14 +10,12 @@ import pytest
 from attacked_runs import coalition, data, trained, truth
 
 from dpzv.attacks import scored
-from dpzv.attacks.findings import AttackRow, RunFacts, rows_of
+from dpzv.attacks.findings import AttackRow, RunFacts, area, rows_of, true_mu
 from dpzv.attacks.guesswork import cross_fitted, draw
 from dpzv.attacks.label_attacks import completion, label_attacks, ratio
 from dpzv.attacks.label_inference import likelihood_ratio
-from dpzv.attacks.limits import true_mu
 from dpzv.attacks.readings import Readings
 from dpzv.attacks.scored import Scored, Truth
-from dpzv.attacks.scores import area
 from dpzv.privacy.statement import read_ledger
 
 NONE = float("inf")

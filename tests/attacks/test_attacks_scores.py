@@ -10,10 +10,8 @@ from scipy.special import ndtr, ndtri
 from sklearn.metrics import roc_auc_score
 from tests.plans import asked
 
-from dpzv.attacks.findings import RunFacts, Tried, rows_of
-from dpzv.attacks.limits import ceiling, true_mu
+from dpzv.attacks.findings import RunFacts, Tried, area, ceiling, difference, rows_of, true_mu
 from dpzv.attacks.scored import MOST_OTHERS, MOST_SCORED, sampled
-from dpzv.attacks.scores import area, difference
 from dpzv.privacy.accountant import gaussian_mu, tpr_of_parts
 from dpzv.privacy.planning import make_plan
 

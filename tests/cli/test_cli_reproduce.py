@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpzv.cli import main
-from dpzv.report.paper_numbers import numbers
+from dpzv.report.reproduction_page import numbers
 from dpzv.runtime.reproduction import ITEMS
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from dpzv.report.items import fig_budget, fig_honest, fig_theory
 from dpzv.report.panels import Curve, Panel, draw, window
-from dpzv.report.paper_numbers import numbers, verdict, words
 from dpzv.report.reproduced import ItemRuns, ItemTold, Line, Shown, lines_of, percent, standard
+from dpzv.report.reproduction_page import numbers, verdict, words
 from dpzv.runtime.reproduction import Asked, Cell, cells_of, item_of, workloads
 
 TABLE = "table-communication"

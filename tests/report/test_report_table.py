@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from dpzv.metrics import Metrics, headline, headline_text
-from dpzv.report import comparison_table as table
-from dpzv.report import figure
-from dpzv.report.comparison_table import UNTRAINED, Record
+from dpzv.report import comparison as table
+from dpzv.report.comparison import UNTRAINED, Record
 from dpzv.report.table_text import columned, paged
 from tests.report.conftest import texts
 
@@ -167,7 +166,7 @@ def climbing(method: str, end: float) -> Record:
 def test_the_axis_shows_where_lines_end_and_not_where_they_begin(tmp_path: Path, worst: float, lowest: float) -> None:
     """A rival that stays low is in the figure; a climb that all lines share does not take four fifths of it."""
     file = tmp_path / "figure.svg"
-    figure.draw([climbing("dpzv", 0.97), climbing("vafl", worst)], 0.9, "mnist, exact accounting", file)
+    table.draw([climbing("dpzv", 0.97), climbing("vafl", worst)], 0.9, "mnist, exact accounting", file)
     words = texts(file)
     assert {"dpzv", "vafl", "target, 90 %", "mnist, exact accounting"} <= set(words)
     start, end = words.index("megabytes sent, first fill included"), words.index("test accuracy in the loop, %")
@@ -179,5 +178,5 @@ def test_the_axis_shows_where_lines_end_and_not_where_they_begin(tmp_path: Path,
 
 def test_the_figure_is_the_same_file_for_the_same_runs(tmp_path: Path) -> None:
     for name in ("one.svg", "two.svg"):
-        figure.draw(RECORDS, 0.9, "digits, paper accounting", tmp_path / name)
+        table.draw(RECORDS, 0.9, "digits, paper accounting", tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from dpzv.report import widths_figure
-from dpzv.report import widths_table as table
-from dpzv.report.widths_table import ALONE, BACKPROPAGATION, TRAINED, UNTRAINED, Measured
+from dpzv.report import widths as table
+from dpzv.report.widths import ALONE, BACKPROPAGATION, TRAINED, UNTRAINED, Measured
 from tests.report.conftest import texts
 
 INF = math.inf
@@ -86,11 +85,11 @@ def test_the_sentences_say_what_training_bought_and_what_it_cost() -> None:
 
 
 def test_the_figure_has_a_line_for_each_kind_and_the_best_and_worst_party(tmp_path: Path) -> None:
-    widths_figure.draw(table.rows(RUNS), "flights, exact accounting", tmp_path / "figure.svg")
+    table.draw(table.rows(RUNS), "flights, exact accounting", tmp_path / "figure.svg")
     words = texts(tmp_path / "figure.svg")
     assert {"untrained", "trained, epsilon 1", "flights, exact accounting", "test AUC"} <= set(words)
     middle = [measured(ALONE, 1, 1.0, 0, 0.56, "schedule")]
-    labels = [label for label, _, _ in widths_figure.lines(table.rows([*RUNS, *middle]))]
+    labels = [label for label, _, _ in table.lines(table.rows([*RUNS, *middle]))]
     assert labels[1:4] == ["trained, no noise", "trained, epsilon 1", "untrained"]
     assert "weather" in labels[4]
     assert "registry" in labels[5]

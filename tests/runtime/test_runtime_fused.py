@@ -27,12 +27,11 @@ from dpzv.rng import numbered, seed_of
 from dpzv.runtime import grid
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.device_view import ask_for_views
-from dpzv.runtime.fused import run_fused
-from dpzv.runtime.fused_conv import Products
-from dpzv.runtime.fused_engine import Engine
+from dpzv.runtime.fused_devices import Products
+from dpzv.runtime.fused_engine import Engine, run_fused
+from dpzv.runtime.fused_head import FusedHeadSteps, buffer_size
 from dpzv.runtime.fused_kinds import HEADS, METHODS, alike, why_not
-from dpzv.runtime.fused_methods import ROUNDS
-from dpzv.runtime.fused_steps import FusedHeadSteps, buffer_size
+from dpzv.runtime.fused_round import ROUNDS
 from dpzv.runtime.progress import Pace
 from dpzv.runtime.run import load_data, resume
 from dpzv.runtime.run_folder import RunFolder
@@ -222,7 +221,7 @@ def at_once(configs: Sequence[Config], folder: Path, n: int) -> list[Releases]:
 def test_a_sample_longer_than_its_buffer_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = changed("digits", "train.rounds=8", *CASES["K directions, private head"], "head.batch=300")
     one, _ = played(config, tmp_path / "reference", by_rules, 8, double=True)
-    monkeypatch.setattr("dpzv.runtime.fused_steps.buffer_size", lambda *sizes: 300)  # about half of them are longer
+    monkeypatch.setattr("dpzv.runtime.fused_head.buffer_size", lambda *sizes: 300)  # about half of them are longer
     taken = []
     monkeypatch.setattr(FusedHeadSteps, "longer", _noting(FusedHeadSteps.longer, taken))
     two, _ = played(config, tmp_path / "fused", fused, 8, double=True)

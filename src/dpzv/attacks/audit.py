@@ -77,7 +77,7 @@ NETWORKED = Strategy(
     play=partial(whole_runs, run=networked_run),
     most=1_000_000,
 )
-"""The same between parties that talk, one of which dies; on request, since each takes a second."""
+"""Such runs between parties that talk, one of which dies; only on request, since each takes a second."""
 
 
 class Finding(msgspec.Struct, frozen=True):

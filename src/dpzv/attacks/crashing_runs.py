@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from dpzv.attacks.target import Target
+from dpzv import config as configuration
+from dpzv.attacks.target import Target, short
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset, Records, from_arrays
 from dpzv.privacy.noise import NoiseSource
@@ -34,20 +35,14 @@ class _Crash(Exception):
 
 def small(config: Config) -> Config:
     """`config` cut down to one pass of each device over a few records, with linear devices."""
-    change = msgspec.structs.replace
+    change, cut = msgspec.structs.replace, short(config, B=BATCH, rounds=0, head_batch=BATCH * BATCHES)
     start = config.devices.start if config.devices.model == "linear" else "random"
     return change(
-        config,
-        devices=change(
-            config.devices, model="linear", start=start, compute=1.0, bandwidth=1.0, latency=0.0, last_layers=0
-        ),
-        train=change(config.train, rounds=None, passes=1.0, B=BATCH, eval_every=1_000_000),
-        head=change(config.head, batch=BATCH * BATCHES, steps=BATCHES, final="private"),
-        privacy=change(config.privacy, min_batch=BATCH, parents=()),
-        table=change(config.table, path=""),
-        runtime=change(config.runtime, accelerator="cpu"),
-        # no person is behind these records, so their ledger need not be durable, whatever noise is attacked
-        noise=change(config.noise, source="seeded"),
+        cut,
+        devices=change(cut.devices, model="linear", start=start, last_layers=0),
+        train=change(cut.train, rounds=None, passes=1.0, eval_every=1_000_000),
+        head=change(cut.head, steps=BATCHES),
+        privacy=change(cut.privacy, parents=()),
     )
 
 
@@ -67,8 +62,6 @@ def made_up(target: Target, world: int) -> Dataset:
 
 def crashing_run(target: Target, world: int, noise: NoiseSource, folder: Path) -> PrivacyPlan:
     """Run a world in a new folder with views; it dies after half of its rounds and goes on from its checkpoint."""
-    from dpzv import config as configuration
-
     config, data = small(target.config), made_up(target, world)
     networks = partial(make_networks, config, data)
 

@@ -52,17 +52,17 @@ TAUGHT = 2000
 def from_training(evidence: Insight, x: torch.Tensor, x_test: torch.Tensor) -> Iterator[tuple[str, list[Tried]]]:
     """The features `x` of a device outside the coalition, by regression and by a generative model."""
     train, unseen = evidence.by_record
-    seen = np.concatenate([evidence.own[0], evidence.end[0], _spread(train)], axis=1)
+    seen = np.concatenate([evidence.own[0], evidence.end[0], train.astype(np.float32)], axis=1)
     others = None
     if unseen is not None:
-        others = np.concatenate([evidence.own[1], evidence.end[1], _spread(unseen)], axis=1)
+        others = np.concatenate([evidence.own[1], evidence.end[1], unseen.astype(np.float32)], axis=1)
     for name, model in (("regression", regressed), ("generative", generated)):
         tables = seen, evidence.own[0], _plain(x), others, _plain(x_test)
         yield name, [_one(model, *tables, number) for number in range(DRAWS)]
 
 
 def from_predictions(own: Rows, outputs: Rows, x: torch.Tensor) -> list[Tried]:
-    """The same from a head's outputs for records, if these were given to the coalition."""
+    """The features `x` of a device outside the coalition, by regression from a head's outputs that it was given."""
     tables = np.concatenate([own, outputs], axis=1), own, _plain(x), None, _plain(x)
     return [_one(regressed, *tables, number) for number in range(DRAWS)]
 
@@ -220,7 +220,3 @@ def _solved(told: list[tuple[Rows, tuple[Rows, Rows]]], d: int) -> Values:
 def _plain(x: torch.Tensor) -> Rows:
     found: Rows = x.float().numpy()
     return found
-
-
-def _spread(values: Values) -> Rows:
-    return values.astype(np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpzv.attacks.findings import Tried
+from dpzv.attacks.findings import Tried, area
 from dpzv.attacks.guesswork import Known, classify, cross_fitted, draw
 from dpzv.attacks.label_inference import (
     Guess,
@@ -24,8 +24,7 @@ from dpzv.attacks.label_inference import (
 from dpzv.attacks.readings import READS, Readings, read
 from dpzv.attacks.replay import Coalition
 from dpzv.attacks.scored import Scored, Truth, sampled
-from dpzv.attacks.scores import area
-from dpzv.data.dataset import ServerRecords
+from dpzv.data.dataset import ServerRecords, outputs_of
 from dpzv.models.losses import per_record_loss
 from dpzv.runtime.server_head import first_head
 
@@ -178,7 +177,7 @@ def _better(
 
 
 def _informed(own: tuple[Rows, Rows], start: tuple[Rows, Rows], truth: Truth) -> tuple[Values, Values]:
-    """The same for somebody who knows the labels of all other records."""
+    """Log-probabilities without the run, for somebody who knows the labels of all records but the guessed one."""
     tried = [(cross_fitted(x[0], truth.train, truth.labels), x) for x in (own, start)]
     train, x = max(tried, key=lambda one: area(one[0], truth.train).value)
     (unseen,) = classify(x[0], truth.train, [x[1]], truth.labels)
@@ -190,8 +189,7 @@ def _stand_ins(coalition: Coalition, known: Known, truth: Truth, start: Rows) ->
     config = coalition.members[0].view.config
     shares = np.bincount(known.y, minlength=truth.labels) / len(known.y) * len(truth.train)
     counts = tuple(shares.tolist()) if config.head.base == "count" else ()
-    outputs = truth.labels if truth.task == "classes" else 1
-    nothing = np.zeros(len(truth.train), np.int64)
+    nothing, outputs = np.zeros(len(truth.train), np.int64), outputs_of(truth.task, truth.labels)
     records = ServerRecords("attack", truth.task, outputs, nothing, nothing[:1], "attack")
     heads: list[torch.nn.Module] = [first_head(config, records, coalition.width, counts)]
     if any(True for _ in heads[0].parameters()):

@@ -200,7 +200,7 @@ def direction(found: Returned, known: Known) -> Guess:
 
 
 def signs(found: Returned, known: Known) -> Guess:
-    """The same with nothing but the signs of gradients."""
+    """How nearly the signs of a record's gradients are those of known records of each label."""
     return Guess(_alike(found.signs, found, known), None)
 
 

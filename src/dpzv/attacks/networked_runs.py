@@ -1,4 +1,4 @@
-"""The same small runs between a server and devices that talk: ids are aligned, frames are packed, links are lost.
+"""The small runs of `crashing_runs.py` between parties that talk: ids are aligned, frames packed, and links lost.
 
 All parties are in one process and their links are in memory, so that a run takes a second. Everything else is what
 `dpzv server` and `dpzv device` run. The server dies after half of its rounds; another one opens its folder, and the

@@ -14,9 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from dpzv.attacks.feature_inference import from_predictions, from_training, sent_to_server
-from dpzv.attacks.findings import AttackRow, RunFacts, Tried, rows_of
+from dpzv.attacks.findings import AttackRow, RunFacts, Tried, rows_of, true_mu
 from dpzv.attacks.label_attacks import completion, label_attacks, ratio
-from dpzv.attacks.limits import true_mu
 from dpzv.attacks.replay import Coalition, Member
 from dpzv.attacks.scored import Truth, truth_of
 from dpzv.errors import ConfigError, DataError

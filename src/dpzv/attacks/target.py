@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from dpzv.config import Config, per_device
 from dpzv.data.catalogue import card_of
-from dpzv.data.dataset import ServerRecords
+from dpzv.data.dataset import ServerRecords, outputs_of
 from dpzv.errors import ConfigError
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan
@@ -35,7 +35,7 @@ from dpzv.runtime.run_plan import plan_of, sizes_of
 from dpzv.runtime.server_run import ServerRun
 from dpzv.terms import Task
 
-__all__ = ["Machine", "Target", "Transcript", "target_of"]
+__all__ = ["Machine", "Target", "Transcript", "short", "target_of"]
 
 HEAD_STEPS = 4
 """Steps of a dp-sgd head in one short run."""
@@ -151,11 +151,10 @@ class Target:
         """
         D = B * batches
         head_batch = D if rounds else max(1, round(self.q * D))
-        config = _short(self.config, B=B, rounds=rounds, head_batch=head_batch)
+        config = short(self.config, B=B, rounds=rounds, head_batch=head_batch)
         plan = _plan(config, D, self.M)
         y = np.zeros(D, np.float32 if self.task == "regression" else np.int64)
-        outputs = self.n_classes if self.task == "classes" else 1
-        records = ServerRecords("audit", self.task, outputs, y, y[:1], "audit")
+        records = ServerRecords("audit", self.task, outputs_of(self.task, self.n_classes), y, y[:1], "audit")
         widths = per_device("devices.embedding", config.devices.embedding, self.M)
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -189,7 +188,7 @@ def target_of(config: Config, noise: NoiseSource) -> Target:
 _TRAINED = 0.8
 
 
-def _short(config: Config, *, B: int, rounds: int, head_batch: int) -> Config:
+def short(config: Config, *, B: int, rounds: int, head_batch: int) -> Config:
     """`config` cut down to a few small rounds of devices that take turns."""
     change = msgspec.structs.replace
     return change(

@@ -19,7 +19,6 @@ from dpzv.attacks.crashing_runs import CANARY, crashing_run, made_up, small
 from dpzv.attacks.readings import READS, read
 from dpzv.attacks.replay import Coalition, Turn
 from dpzv.attacks.target import Target
-from dpzv.data.dataset import ServerRecords
 from dpzv.models.losses import Loss, per_record_loss
 from dpzv.privacy.noise import NoiseSource, SeededNoise
 from dpzv.privacy.statement import read_ledger
@@ -60,11 +59,8 @@ def _noise(noise: NoiseSource, world: int, j: int) -> NoiseSource:
 def _score(target: Target, folder: Path, sigma_dp: float) -> float:
     coalition = Coalition.of(read_views(folder))
     config, loss = small(target.config), per_record_loss(target.task)
-    y = made_up(target, 0).y_train
-    records = ServerRecords(
-        "audit", target.task, target.n_classes if target.task == "classes" else 1, y, y[:1], "audit"
-    )
-    head = first_head(config, records, coalition.width, ())
+    records = made_up(target, 0).server_records()
+    head, y = first_head(config, records, coalition.width, ()), records.y_train
     if config.train.method not in READS:
         return sum(_by_gradient(coalition, head, loss, turn) for turn in coalition.turns())
     (readings,) = read(coalition, [head], loss, LABELS, sigma_dp)
@@ -77,7 +73,7 @@ def _score(target: Target, folder: Path, sigma_dp: float) -> float:
 
 
 def _by_gradient(coalition: Coalition, head: torch.nn.Module, loss: Loss, turn: Turn) -> float:
-    """The same from the canary's returned gradient: where it lies between those of both labels."""
+    """The canary's score in one turn: where its returned gradient lies between those of both labels."""
     if CANARY not in turn.ids:
         return 0.0
     place, columns = int(np.flatnonzero(turn.ids == CANARY)[0]), coalition.columns[turn.m]

@@ -46,9 +46,11 @@ def attack(
             status.update(f"attacking {folder}")
             rows += attack_run(folder, chosen)
     if figure:
+        import msgspec
+
         from dpzv.report.attacks_figure import draw_attacks
 
-        draw_attacks([_plain(row) for row in rows], figure)
+        draw_attacks(msgspec.to_builtins(rows), figure)
     if json:
         sys.stdout.write(json_text(rows))
     else:
@@ -65,13 +67,6 @@ def _numbers(text: str) -> list[int]:
     if wrong := [word for word in words if not word.isdecimal()]:
         raise ConfigError(f"--devices takes numbers separated by commas, got '{wrong[0]}'; e.g. --devices 1,2.")
     return [int(word) for word in words]
-
-
-def _plain(row: AttackRow) -> dict[str, object]:
-    import msgspec
-
-    found: dict[str, object] = msgspec.to_builtins(row)
-    return found
 
 
 def _show(rows: list[AttackRow]) -> None:

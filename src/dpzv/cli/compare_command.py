@@ -1,8 +1,9 @@
-"""`dpzv compare`: several methods on one recipe, each at several epsilons and seeds; one table and one figure."""
+"""`dpzv compare`: methods on one recipe, or widths of its embeddings, at several epsilons and seeds."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,13 +11,17 @@ from typing import TYPE_CHECKING
 
 from dpzv.cli import options
 from dpzv.cli.many_runs import Executed, Told, execute, fail, tell
+from dpzv.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpzv.config import Config, Tree
-    from dpzv.report.comparison_table import Record
+    from dpzv.report.comparison import Record
+    from dpzv.report.widths import Measured
     from dpzv.runtime.compute_cost import Compute
 
 __all__ = ["compare"]
+
+INFINITE = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +47,16 @@ def compare(asked: options.Comparison) -> None:
 
     Example: dpzv compare digits --methods dpzv,vafl --epsilon 1,5 --seeds 2
     """
+    if asked.widths:
+        _compare_widths(asked)
+        return
     from dpzv import config as configuration
     from dpzv.runtime import compute_cost
     from dpzv.runtime.grid import layered
 
-    if asked.widths:
-        from dpzv.cli.compare_widths import compare_widths
-
-        compare_widths(asked)
-        return
     tree = options.tree_of(asked.recipe, [])
     changes = [*map(configuration.set_key, asked.set_), {"privacy": {"accounting": asked.accounting}}]
-    cells = _cells(asked, tree, changes)
+    cells = _method_cells(asked, tree, changes)
     folder = asked.out or Path("runs") / f"compare-{asked.name}"
     base = configuration.parse(layered(tree, {}, "", [*changes, {"train": {"method": "dpzv"}}]))
     configs = {cell.name: cell.config for cell in cells}
@@ -61,20 +64,20 @@ def compare(asked: options.Comparison) -> None:
     executed = execute(prepare, folder, quiet=asked.quiet or asked.json)
     records = _records(cells, executed, folder)
     if records:
-        _report(asked, cells, records, executed.compute, folder)
+        _report_methods(asked, cells, records, executed.compute, folder)
     fail(executed.failures)
 
 
-def _cells(asked: options.Comparison, tree: Tree, changes: list[Tree]) -> list[_Cell]:
+def _method_cells(asked: options.Comparison, tree: Tree, changes: list[Tree]) -> list[_Cell]:
     """Untrained devices first, then every method at every epsilon, each with every seed."""
     from dpzv import config as configuration
     from dpzv import recipes
-    from dpzv.report.comparison_table import UNTRAINED as NAME
+    from dpzv.report.comparison import UNTRAINED as NAME
     from dpzv.runtime.baselines import UNTRAINED
     from dpzv.runtime.grid import layered
 
     settings = recipes.settings(asked.recipe[0], asked.accounting, asked.settings)
-    methods, epsilons = options.methods_of(asked.methods), options.numbers_of("--epsilon", asked.epsilon)
+    methods, epsilons = options.methods_of(asked.methods), options.epsilons_of(asked.epsilon)
     # a private start pays from the budget even if nothing is trained: it gets the smallest budget
     frozen = {**UNTRAINED, "privacy": {"epsilon": min(epsilons)}}
     lasts: list[tuple[str, float | None, Tree]] = [(NAME, None, frozen)]
@@ -89,29 +92,118 @@ def _cells(asked: options.Comparison, tree: Tree, changes: list[Tree]) -> list[_
 
 def _records(cells: list[_Cell], executed: Executed, folder: Path) -> list[Record]:
     """The records of all finished runs."""
-    from dpzv.report.comparison_table import read
+    from dpzv.report.comparison import read
 
     runs = [(cell, folder / "runs" / job.key) for cell, job in zip(cells, executed.jobs, strict=True)]
     finished = [(cell, place) for cell, place in runs if (place / "summary.json").exists()]
     return [read(place, cell.method, cell.epsilon, cell.seed) for cell, place in finished]
 
 
-def _report(
+def _report_methods(
     asked: options.Comparison, cells: list[_Cell], records: list[Record], compute: Compute, folder: Path
 ) -> None:
     """Write table.json, table.md and figure.svg, and print the table."""
     from dpzv import recipes
-    from dpzv.report import comparison_table, figure
+    from dpzv.report import comparison
 
     trained = [cell for cell in cells if cell.epsilon is not None]
     train = trained[0].config.train
     target = max(train.target, default=None)
     factors = {cell.method: compute.cost(cell.config).factor for cell in trained}
     trials = recipes.trials(asked.recipe[0], asked.accounting, asked.settings)
-    made = comparison_table.rows(records, target, factors, trials)
-    above = comparison_table.ahead(made)
-    below = [*comparison_table.untuned(made, asked.name), *comparison_table.notes(made, asked.seeds, train.eval_every)]
-    words = [comparison_table.cells(row) for row in made]
-    figure.draw(records, target, f"{asked.name}, {asked.accounting} accounting", folder / "figure.svg")
+    made = comparison.rows(records, target, factors, trials)
+    above = comparison.ahead(made)
+    below = [*comparison.untuned(made, asked.name), *comparison.notes(made, asked.seeds, train.eval_every)]
+    words = [comparison.cells(row) for row in made]
+    comparison.draw(records, target, f"{asked.name}, {asked.accounting} accounting", folder / "figure.svg")
     values = {"ahead": above, "rows": made, "notes": below}
-    tell(asked, Told(comparison_table.header(made), words, above, below), values, folder)
+    tell(asked, Told(comparison.header(made), words, above, below), values, folder)
+
+
+@dataclass(frozen=True, slots=True)
+class _WidthCell:
+    """A run at one width: what is trained in it, the `party` if it is alone, and what it may spend."""
+
+    kind: str
+    party: str
+    width: int
+    epsilon: float
+    seed: int
+    config: Config
+
+    @property
+    def name(self) -> str:
+        """The name of its run, without the hash."""
+        what = f"alone{self.config.data.devices[0]}" if self.party else self.kind
+        spends = "" if self.kind in ("untrained", "backpropagation") else f"-eps{self.epsilon:g}"
+        return f"{what}-width{self.width}{spends}-seed{self.seed}"
+
+
+def _compare_widths(asked: options.Comparison) -> None:
+    """Run one method at every width, beside what it is compared with, and tell what training it bought."""
+    from dpzv.report.run_records import read_outcome
+    from dpzv.report.widths import BACKPROPAGATION, Measured
+    from dpzv.runtime import compute_cost
+
+    if asked.methods != options.ALL:
+        raise ConfigError(
+            f"--widths compares widths of one method, train.method of the recipe, got --methods {asked.methods}; "
+            "leave --methods out, or change the method by --set train.method=NAME."
+        )
+    cells = list(_width_cells(asked))
+    folder = asked.out or Path("runs") / f"widths-{asked.name}"
+    configs = {cell.name: cell.config for cell in cells}
+    ceilings = {cell.name for cell in cells if cell.kind == BACKPROPAGATION}
+    base = next(cell.config for cell in reversed(cells) if not cell.party and cell.config.train.rounds != 0)
+    prepare = partial(compute_cost.prepare_alike, configs, ceilings, base, folder, asked.jobs)
+    executed = execute(prepare, folder, quiet=asked.quiet or asked.json)
+    places = [folder / "runs" / job.key for job in executed.jobs]
+    measured = [
+        Measured(cell.kind, cell.party, cell.width, cell.epsilon, cell.seed, summary)
+        for cell, (summary, _) in zip(cells, map(read_outcome, places), strict=True)
+        if summary is not None
+    ]
+    if measured:
+        _report_widths(asked, measured, folder)
+    fail(executed.failures)
+
+
+def _width_cells(asked: options.Comparison) -> Iterator[_WidthCell]:
+    """At every width, each with every seed: untrained, trained at every epsilon and without noise, the ceiling, alone.
+
+    A private start pays from the budget even if nothing is trained: untrained devices get the smallest budget.
+    """
+    from dpzv import config as configuration
+    from dpzv import recipes
+    from dpzv.report.widths import ALONE, BACKPROPAGATION, TRAINED, UNTRAINED
+    from dpzv.runtime import baselines
+    from dpzv.runtime.grid import layered
+
+    tree, widths = options.tree_of(asked.recipe, []), options.widths_of(asked.widths)
+    changes = [*map(configuration.set_key, asked.set_), {"privacy": {"accounting": asked.accounting}}]
+    method = configuration.parse(layered(tree, {}, "", changes)).train.method
+    settings = recipes.settings(asked.recipe[0], asked.accounting, asked.settings)
+    epsilons = options.epsilons_of(asked.epsilon)
+    kinds = [(UNTRAINED, min(epsilons))]
+    kinds += [(TRAINED, epsilon) for epsilon in dict.fromkeys([*epsilons, INFINITE])]
+    kinds += [(BACKPROPAGATION, INFINITE), (ALONE, epsilons[0])]
+    for width, (kind, epsilon), seed in itertools.product(widths, kinds, range(asked.seeds)):
+        last = {"devices": {"embedding": width}, "train": {"seed": seed}, "privacy": {"epsilon": epsilon}}
+        still = [baselines.UNTRAINED] if kind in (UNTRAINED, BACKPROPAGATION) else []
+        config = configuration.parse(layered(tree, settings, method, [*changes, last, *still]))
+        if kind != ALONE:
+            yield _WidthCell(kind, "", width, epsilon, seed, config)
+            continue
+        for m, party in baselines.parties(config).items():
+            yield _WidthCell(kind, party, width, epsilon, seed, baselines.alone(config, m))
+
+
+def _report_widths(asked: options.Comparison, measured: list[Measured], folder: Path) -> None:
+    """Write table.json, table.md and figure.svg, and print the table."""
+    from dpzv.report import widths
+
+    made = widths.rows(measured)
+    below = widths.notes(made, asked.seeds)
+    widths.draw(made, f"{asked.name}, {asked.accounting} accounting", folder / "figure.svg")
+    told = Told(widths.header(made), [widths.cells(row) for row in made], [], below)
+    tell(asked, told, {"rows": made, "notes": below}, folder)

@@ -8,10 +8,9 @@ from typing import Annotated
 import msgspec
 import typer
 
-from dpzv.cli.check_command import check
 from dpzv.cli.options import Json
 
-__all__ = ["app", "check"]
+__all__ = ["app"]
 
 app = typer.Typer(
     help="Data sets: list them, fetch them, describe your own.", no_args_is_help=True, rich_markup_mode=None

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 import typer.core
 
-from dpzv.cli import data_command, keys_command, network_command, privacy_command, weights_command
+from dpzv.cli import check_command, data_command, keys_command, network_command, privacy_command, weights_command
 from dpzv.cli.run_verbs import add_run_verbs
 from dpzv.errors import DpzvError
 from dpzv.version import VERSION
@@ -26,7 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 add_run_verbs(app)
-app.command("check")(data_command.check)
+app.command("check")(check_command.check)
 app.command("server")(network_command.server)
 app.command("device")(network_command.device)
 app.command("predict")(network_command.predict)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dpzv.runtime.compute_cost import Compute
     from dpzv.runtime.grid import Failure, Job, State, Watch
 
-__all__ = ["Executed", "Told", "execute", "fail", "tell", "watching"]
+__all__ = ["Executed", "Told", "execute", "fail", "one_bar", "tell"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def execute(prepare: Prepare, folder: Path, *, quiet: bool) -> Executed:
     """Prepare the runs, then run them all under one progress bar; ends with 130 if interrupted."""
     from dpzv.runtime import grid
 
-    with watching(quiet) as watch:
+    with one_bar(quiet) as watch:
         prepared = prepare(watch)
         if prepared is not None:
             made, compute, at_once = prepared
@@ -108,7 +108,7 @@ def _show(told: Told, folder: Path) -> None:
 
 
 @contextmanager
-def watching(quiet: bool) -> Iterator[Watch]:
+def one_bar(quiet: bool) -> Iterator[Watch]:
     """A watch with one bar over all runs that asks them to stop on Ctrl-C or SIGTERM."""
     from dpzv.cli.show import stop_asked
     from dpzv.runtime.progress import Pace, progress_bar

@@ -32,8 +32,8 @@ __all__ = [
     "Sets",
     "SetsOfAll",
     "Settings",
+    "epsilons_of",
     "methods_of",
-    "numbers_of",
     "tree_of",
     "widths_of",
     "with_options",
@@ -175,10 +175,12 @@ def widths_of(text: str) -> list[int]:
     return [whole("--widths", width, 1) for width in widths]
 
 
-def numbers_of(option: str, text: str) -> list[float]:
-    """The positive numbers of an option, each once."""
+def epsilons_of(text: str) -> list[float]:
+    """The budgets of an option, each once."""
     try:
         numbers = list(dict.fromkeys(float(word) for word in text.split(",")))
     except ValueError:
-        raise ConfigError(f"{option} expects numbers separated by commas, got '{text}'; e.g. {option} 0.5,1.") from None
-    return [positive(option, number) for number in numbers]
+        raise ConfigError(
+            f"--epsilon expects numbers separated by commas, got '{text}'; e.g. --epsilon 0.5,1."
+        ) from None
+    return [positive("--epsilon", number) for number in numbers]

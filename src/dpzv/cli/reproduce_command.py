@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dpzv.cli import options
-from dpzv.cli.many_runs import watching
+from dpzv.cli.many_runs import fail, one_bar
 from dpzv.cli.watching import warnings
 from dpzv.errors import ConfigError
 from dpzv.validate import one_of
@@ -88,10 +88,7 @@ def reproduce(asked: Reproduction) -> None:
             failures += failed or []
         found |= _told(stage, what)
     _write(found, asked, out)
-    for failure in failures:
-        typer.echo(f"dpzv: {failure.name} failed: {failure.sentence}", err=True)
-    if failures:
-        raise typer.Exit(failures[0].code)
+    fail(failures)
     if stopped and time.monotonic() < until:
         typer.echo("dpzv: interrupted; finished runs are kept: give the same command again to go on.", err=True)
         raise typer.Exit(130)
@@ -142,7 +139,7 @@ def _run(cells: list[Cell], asked: Reproduction, out: Path, until: float) -> lis
     from dpzv.runtime.in_turn import run_in_turn
 
     jobs = [cell.job for cell in cells]
-    with watching(asked.quiet) as watch, warnings(quiet=True):
+    with one_bar(asked.quiet) as watch, warnings(quiet=True):
 
         def in_time(state: State) -> bool:
             return watch(state) and time.monotonic() < until

@@ -66,7 +66,10 @@ class Alignment:
 
     def counts(self) -> str:
         """One line for the operator of the server, with counts only: it holds no id and no hash."""
-        return _counts(self.sizes, self.with_server, self.n)
+        parties = [f"the server has {self.sizes[0]} rows"]
+        for m, (rows, known) in enumerate(zip(self.sizes[1:], self.with_server[1:], strict=True), 1):
+            parties.append(f"device {m} has {rows}, {known} of them known to the server")
+        return ", ".join(parties) + f", {self.n} are shared by all"
 
 
 def keyed(ids: Sequence[str], key: bytes) -> NDArray[np.uint8]:
@@ -197,10 +200,3 @@ def _repeats(parties: Sequence[NDArray[np.bytes_]]) -> str:
         f"{where} repeats {count} of {len(words)}"
         for where, count, words in zip(_names(len(parties) - 1), again, parties, strict=True)
     )
-
-
-def _counts(sizes: Sequence[int], with_server: Sequence[int], n: int) -> str:
-    parties = [f"the server has {sizes[0]} rows"]
-    for m, (rows, shared) in enumerate(zip(sizes[1:], with_server[1:], strict=True), 1):
-        parties.append(f"device {m} has {rows}, {shared} of them known to the server")
-    return ", ".join(parties) + f", {n} are shared by all"

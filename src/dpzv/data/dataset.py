@@ -25,6 +25,7 @@ __all__ = [
     "from_arrays",
     "held_out",
     "of_devices",
+    "outputs_of",
     "part_of",
 ]
 
@@ -57,6 +58,11 @@ class Dataset:
     names: RecordNames = UNNAMED
     unit: float = 1.0
 
+    def server_records(self) -> ServerRecords:
+        """What the server knows about these records."""
+        outputs, known = outputs_of(self.task, self.n_classes), (self.fingerprint, self.names, self.unit)
+        return ServerRecords(self.name, self.task, outputs, self.y_train, self.y_test, *known)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerRecords:
@@ -74,6 +80,11 @@ class ServerRecords:
     fingerprint: str
     names: RecordNames = UNNAMED
     unit: float = 1.0
+
+
+def outputs_of(task: Task, n_classes: int) -> int:
+    """How many numbers a head gives for a record: one for each of several classes, else a single one."""
+    return n_classes if task == "classes" else 1
 
 
 def fingerprint_of(parts: Iterable[bytes | NDArray[Any]]) -> str:

@@ -47,7 +47,7 @@ class Sample(Struct, frozen=True):
     outputs: int
 
     def of(self, ids: Tensor) -> Sample:
-        """The same with other rows."""
+        """A sample of other rows of the same table."""
         return Sample(self.rows, self.y, self.weight, ids, self.task, self.outputs)
 
     def loss(self, output: Tensor, ids: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpzv.data.alignment import ANY, Fewest, aligned
-from dpzv.data.dataset import ServerRecords
+from dpzv.data.dataset import ServerRecords, outputs_of
 from dpzv.data.schedule import holdout
 from dpzv.durable import write_tensors
 from dpzv.errors import ConfigError, DataError, PeerError, PeerRefused
@@ -156,7 +156,7 @@ class AlignmentState:
         Before these are known it is as if all its records were shared; no run has more.
         """
         own, (train, test) = self._labels, self._parts(0)
-        outputs = own.n_classes if own.task == "classes" else 1
+        outputs = outputs_of(own.task, own.n_classes)
         # a ledger keeps the fingerprint, so these parts and their order are a format
         hashes, y, fingerprint = own.hashes[train], own.y[train], hashlib.sha256()
         for part in (hashes, y):

@@ -21,9 +21,10 @@ LONGEST_LINE = 1000
 """Characters of the longest message in a log."""
 
 
-def shortened(text: str, most: int = LONGEST_LINE) -> str:
+def shortened(text: str) -> str:
     """The text, or its beginning and how much of it is left out."""
-    return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} characters more)"
+    more = len(text) - LONGEST_LINE
+    return text if more <= 0 else f"{text[:LONGEST_LINE]}... ({more} characters more)"
 
 
 class JsonLines(logging.Formatter):

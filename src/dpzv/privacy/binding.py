@@ -32,7 +32,7 @@ def refuse_other_settings(path: Path, began: str, now: str) -> None:
 
 
 def refuse_other_request(path: Path, began: tuple[PlanRequest, str, str], now: tuple[PlanRequest, str, str]) -> None:
-    """The same for what the plan was made from: the request, the fingerprint of the data, and the source of noise."""
+    """Refuse a ledger whose plan was made from another request, other data or another source of noise than now."""
     _refuse(path, _differences(_asked(*began), _asked(*now)))
 
 

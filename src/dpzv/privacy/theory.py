@@ -122,7 +122,7 @@ class Bound:
 
     @property
     def total(self) -> float:
-        """The bound."""
+        """The bound: the sum of its terms."""
         return math.fsum((self.start, self.smoothing, self.sampling, self.clipping, self.noise))
 
 
@@ -149,12 +149,12 @@ def smoothing_bias(L: float, lam: float, d: int) -> float:
     return L * lam * d * math.sqrt(d) / 2
 
 
-def clip_probability(constants: Constants, lam: float, C: float, d: int | None = None) -> float:
+def clip_probability(constants: Constants, lam: float, C: float) -> float:
     """Bound on the probability that a record's difference is clipped; 1 where the lemma says nothing.
 
-    A direction of norm sqrt(d) leaves L lam d / 2 beside the slope; `d` is that of the largest block if not given.
+    A direction of norm sqrt(d) leaves L lam d / 2 beside the slope, where d is that of the largest block.
     """
-    room = C - constants.L * lam * (d or constants.largest) / 2
+    room = C - constants.L * lam * constants.largest / 2
     if room <= 0:
         return 1.0
     return min(1.0, _tail(constants, room))

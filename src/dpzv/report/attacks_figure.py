@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpzv.report.figure_file import save, subplots
+
 __all__ = ["KINDS", "draw_attacks", "draw_leakage", "kind_of"]
 
 COLOURS = {"labels": "#0072b2", "features": "#d55e00"}
@@ -30,15 +32,10 @@ def draw_attacks(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
     A grey bar is the floor, a black bar the ceiling.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     lines: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         lines.setdefault(_label(row), []).append(row)
-    figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.22 * len(lines)), layout="constrained")
+    figure, axes = subplots(size=(9, 1.2 + 0.22 * len(lines)))
     for place, group in enumerate(lines.values()):
         for row in group:
             low, high = row["interval"]
@@ -52,7 +49,7 @@ def draw_attacks(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_xlim(0.4, 1.02)
     axes.set_xlabel("area under the curve; grey bar: without the run, black bar: the most that the claim allows")
     axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def kind_of(row: Mapping[str, Any]) -> str:
@@ -68,15 +65,8 @@ def draw_leakage(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
     A dot is the mean over the seeds with the least and the largest, a black bar the most that a claim allows.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    figure, grid = pyplot.subplots(
-        1, len(methods), figsize=(2.9 * len(methods), 3.9), layout="constrained", sharey=True, squeeze=False
-    )
+    figure, grid = subplots(1, len(methods), size=(2.9 * len(methods), 3.9), sharey=True, squeeze=False)
     panels = grid[0]
     for axes, method in zip(panels, methods, strict=True):
         for shift, (attack, colour) in enumerate(LINES.items()):
@@ -96,17 +86,7 @@ def draw_leakage(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     panels[0].set_ylabel("area under the curve above the floor")
     shown = {label: dot for axes in panels for dot, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
-    _save(figure, path)
-
-
-def _save(figure: Any, path: Path) -> None:
-    import matplotlib
-    from matplotlib import pyplot
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dpzv"}):
-        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else {})
-    pyplot.close(figure)
+    save(figure, path)
 
 
 def _label(row: Mapping[str, Any]) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+import html
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -12,11 +15,20 @@ from typing import Any
 import msgspec
 
 from dpzv.durable import write_atomically
-from dpzv.report.page_parts import devices_part, escaped, numbers_part, privacy_part, runs_part, settings_part
+from dpzv.metrics import headline_text
 from dpzv.report.run_records import RunRecord, read_runs
 from dpzv.version import VERSION
 
-__all__ = ["page", "write_page"]
+__all__ = [
+    "devices_part",
+    "escaped",
+    "numbers_part",
+    "page",
+    "privacy_part",
+    "runs_part",
+    "settings_part",
+    "write_page",
+]
 
 ASSETS = Path(__file__).with_name("assets")
 
@@ -115,3 +127,192 @@ def _asset(name: str) -> str:
 def _hash(text: str) -> str:
     """How a content security policy names an inline script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+COLOURS, DASHES = 8, 4
+"""How many colours and kinds of lines the page has; the style sheet and the program know the same."""
+
+FIRST = ("Guarantee", "Epsilon", "Risk")
+"""The lines of a privacy statement that are put first and shown in bold."""
+
+
+def escaped(value: object) -> str:
+    """Any value as text that is safe inside HTML, quotes included."""
+    return html.escape(str(value), quote=True)
+
+
+def runs_part(runs: Sequence[RunRecord]) -> str:
+    """One row a run: what it is, how good it is, what it cost and whether it has a guarantee."""
+    if not runs:
+        return "<p>There is no run here yet.</p>"
+    names = ["Run", "Test, final head", "Epsilon", "Guarantee", "Test, head in the loop", "Test, untrained devices"]
+    names += ["Rounds", "MB", "Seconds", "Method", "State"]
+    return _table(names, [_run_row(i, run) for i, run in enumerate(runs)], "One row for each run.")
+
+
+def _run_row(i: int, run: RunRecord) -> list[str]:
+    summary, last = run.summary or {}, run.metrics[-1] if run.metrics else {}
+    known = summary or last
+    private, untrained = summary.get("private_head"), summary.get("untrained")
+    in_loop = _result(last)
+    if private:
+        in_loop = _result(private) if private["trained"] else "not trained"
+    sent = known.get("bytes_up")
+    return [
+        f'<span class="swatch c{i % COLOURS} d{i // COLOURS % DASHES}"></span>{escaped(run.name)}',
+        _result(summary),
+        escaped(_epsilon(run)),
+        _verdict(run),
+        in_loop,
+        _result(untrained),
+        f"{run.rounds:,}",
+        "-" if sent is None else f"{(sent + known['bytes_down']) / 1e6:,.1f}",
+        _number(known.get("seconds")),
+        escaped(run.method if run.rounds or not private else "untrained"),
+        "finished" if run.summary else "under way",
+    ]
+
+
+def _result(values: Mapping[str, Any] | None) -> str:
+    """The metric that says most; some runs measure something else, such as memory, and have none."""
+    return escaped(headline_text(values)) if values and "test_loss" in values else "-"
+
+
+def _epsilon(run: RunRecord) -> str:
+    """What was asked for or is claimed; while a run goes on, beside what it has spent."""
+    if run.summary is not None:
+        epsilon = run.summary.get("epsilon")
+        return "none" if epsilon is None else f"{epsilon:g}"
+    asked = run.settings.get("privacy.epsilon", math.inf)
+    if not isinstance(asked, int | float) or math.isinf(asked):
+        return "none"
+    spent = run.metrics[-1].get("epsilon_spent") if run.metrics else None
+    return f"{_number(spent or 0.0)} of {asked:g}"
+
+
+def _verdict(run: RunRecord) -> str:
+    if run.summary is None:
+        return "at the end"
+    given = bool(run.summary.get("guarantee"))
+    return f'<span class="verdict {"yes" if given else "no"}">{"yes" if given else "no"}</span>'
+
+
+def privacy_part(runs: Sequence[RunRecord]) -> str:
+    """The privacy statement of every run in its own words, the verdict, the epsilon and the risk first."""
+    return "".join(_folded(run, _statement(run), is_open=i == 0) for i, run in enumerate(runs)) or "<p>No run yet.</p>"
+
+
+def _statement(run: RunRecord) -> str:
+    if run.summary is None:
+        return (
+            "<p>This run goes on, and its statement is written at its end. Until then "
+            "<code>dpzv privacy spent</code> with its folder tells what its ledger holds.</p>"
+        )
+    if "statement" not in run.summary:
+        return f"<p>{_verdict(run)} This run makes no privacy statement.</p>"
+    told = re.findall(r"^  ([A-Z][\w ]*?): +(.*)$", run.summary["statement"], re.MULTILINE)
+    told.sort(key=lambda line: line[0] not in FIRST)
+    lines = "".join(
+        f'<dt class="key">{escaped(label)}</dt><dd class="key">{escaped(text)}</dd>'
+        if label in FIRST
+        else f"<dt>{escaped(label)}</dt><dd>{escaped(text)}</dd>"
+        for label, text in told
+    )
+    return f"{_verdict(run).replace('>yes<', '>guarantee<').replace('>no<', '>no guarantee<')}<dl>{lines}</dl>"
+
+
+def devices_part(runs: Sequence[RunRecord]) -> str:
+    """What each device did in every finished run, and how old its embeddings were when others' rounds used them."""
+    names = ["Device", "Rounds", "Share of rounds", "Mean delay, rounds", "Records clipped", "Rows set to zero"]
+    names.append("Sent test records")
+    parts: list[str] = []
+    for run in runs:
+        took_part = (run.summary or {}).get("participation")
+        if took_part:
+            rounds = max(1, sum(one["rounds"] for one in took_part))
+            rows = [_device_row(one, one["rounds"] / rounds) for one in took_part]
+            known = run.summary or {}
+            told = f"Over all devices: mean delay {known['mean_delay']:.2f}, longest {known['max_delay']} rounds."
+            parts.append(_folded(run, _table(names, rows, told), is_open=not parts))
+    return "".join(parts) or "<p>What each device took part in is told when a run is finished.</p>"
+
+
+def _device_row(one: Mapping[str, Any], share: float) -> list[str]:
+    return [
+        escaped(one["device"]),
+        f"{one['rounds']:,}",
+        f'<meter min="0" max="1" value="{share:.4f}" aria-label="share of rounds"></meter>{share:.1%}',
+        _number(one.get("mean_delay")),
+        f"{one['clipped_share']:.1%}",
+        f"{one['zeroed_rows']:,}",
+        "yes" if one["tested"] else "no: zeros stand in its place",
+    ]
+
+
+def settings_part(runs: Sequence[RunRecord]) -> str:
+    """The settings that differ between runs, marked where they differ from the first run's; then all settings."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    differing = [key for key in keys if len({_setting(run, key) for run in runs}) > 1]
+    if len(runs) < 2:
+        told = ""
+    elif differing:
+        rows = []
+        for run in runs:
+            words = [_setting(run, key) for key in differing]
+            marks = [word != _setting(runs[0], key) for key, word in zip(differing, words, strict=True)]
+            cells = [f"<mark>{escaped(w)}</mark>" if m else escaped(w) for w, m in zip(words, marks, strict=True)]
+            rows.append([escaped(run.name), *cells])
+        told = _table(("Run", *map(escaped, differing)), rows, "Settings that differ; marked: not as in the first run.")
+    else:
+        told = "<p>All runs have the same settings.</p>"
+    lines = "".join(
+        f'<tr{" class=differs" if key in differing else ""}><th scope="row">{escaped(key)}</th>'
+        f'<td class="words long">{escaped(" | ".join(dict.fromkeys(_setting(run, key) for run in runs)))}</td></tr>'
+        for key in sorted(keys)
+    )
+    every = f"<table><caption>All settings; marked: they differ.</caption><tbody>{lines}</tbody></table>"
+    return f'{told}<details data-run="all settings"><summary>All settings</summary>{_scrolled(every)}</details>'
+
+
+def _setting(run: RunRecord, key: str) -> str:
+    value = run.settings.get(key, "not set")
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value) or "none"
+
+
+def numbers_part(runs: Sequence[RunRecord]) -> str:
+    """Every line of metrics, for those who read tables and not curves."""
+    parts = []
+    for run in runs:
+        names = dict.fromkeys(name for line in run.metrics for name, value in line.items() if value is not None)
+        rows = [[_number(line.get(name)) for name in names] for line in run.metrics]
+        title = [escaped(name.replace("_", " ")) for name in names]
+        told = _table(title, rows, "Measured on test records, with the head in the loop.")
+        parts.append(_folded(run, told if rows else "<p>There are none.</p>", is_open=False))
+    return "".join(parts) or "<p>No run yet.</p>"
+
+
+def _folded(run: RunRecord, inside: str, *, is_open: bool) -> str:
+    name, opened = escaped(run.name), " open" if is_open else ""
+    return f'<details data-run="{name}"{opened}><summary>{name}</summary>{inside}</details>'
+
+
+def _table(names: Iterable[str], rows: Sequence[Sequence[str]], caption: str) -> str:
+    """A table of cells that are HTML already; the first cell of a row is its heading."""
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+    body = "".join(
+        f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in row[1:]) + "</tr>" for row in rows
+    )
+    return _scrolled(f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+
+
+def _scrolled(table: str) -> str:
+    """A table that is wider than the page is scrolled by itself, by keyboard too."""
+    return f'<div class="wide" role="group" aria-label="Table" tabindex="0">{table}</div>'
+
+
+def _number(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.5g}"

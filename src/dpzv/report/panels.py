@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpzv.report.reproduced import Line
+from dpzv.report.figure_file import COLOURS, STYLES, over_runs, plain_ticks, save, subplots
+from dpzv.report.reproduced import Line, Shown, budget_text
 
-__all__ = ["COLOURS", "CYCLE", "Curve", "Panel", "against", "draw", "save", "window"]
+__all__ = ["CYCLE", "Curve", "Panel", "accuracy", "against", "by_row", "draw", "over_budgets", "window"]
 
-COLOURS = {
-    "dpzv": "#0072b2",
-    "dpzv-zo": "#56b4e9",
-    "vafl": "#d55e00",
-    "vfl-czofo": "#009e73",
-    "zoo-vfl": "#cc79a7",
-    "frozen": "#777777",
-    "untrained": "#222222",
-    "backpropagation": "#222222",
-    "public": "#e69f00",
-}
-"""Okabe and Ito's palette, which colour-blind readers can tell apart too."""
-
-STYLES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 CYCLE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#222222")
-
+"""Colours of curves that are not rows, in this order."""
 
 LONG = 10
 """Points from which on a curve is long."""
 
 MOST_WIDE = 3
-"""Panels side by side."""
+"""The most panels side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +54,8 @@ def draw(panels: Sequence[Panel], path: Path) -> bool:
     shown = [panel for panel in panels if any(curve.x for curve in panel.curves)]
     if not shown:
         return False
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     wide, high = min(MOST_WIDE, len(shown)), math.ceil(len(shown) / MOST_WIDE)
-    figure, grid = pyplot.subplots(high, wide, figsize=(5.2 * wide, 4.2 * high), layout="constrained", squeeze=False)
+    figure, grid = subplots(high, wide, size=(5.2 * wide, 4.2 * high), squeeze=False)
     for axes in grid.flat[len(shown) :]:
         axes.set_axis_off()
     named: dict[str, Any] = {}
@@ -85,37 +66,47 @@ def draw(panels: Sequence[Panel], path: Path) -> bool:
         _axes(axes, panel)
     handles, labels = list(named.values()), list(named)
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=8)
-    save(figure, path)
-    pyplot.close(figure)
+    save(figure, path.with_suffix(".svg"), path.with_suffix(".png"))
     return True
 
 
-def save(figure: Any, path: Path) -> None:
-    """Write a figure as SVG, the same for the same content, and as PNG."""
-    import matplotlib
+def accuracy(line: dict[str, Any]) -> float | None:
+    """The test accuracy of a line of metrics in per cent, if it has one."""
+    share = line["test_accuracy"]
+    return None if share is None else 100 * share
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"svg.hashsalt": path.name, "svg.fonttype": "none"}):
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-    figure.savefig(path.with_suffix(".png"), dpi=150)
+
+def by_row(lines: Sequence[Line], x: Callable[[Line], float], y: Callable[[Shown], float]) -> list[Curve]:
+    """A curve for each row: the mean share `y` of its lines in per cent, against `x`."""
+    curves = []
+    for row in dict.fromkeys(line.cell.row for line in lines):
+        own = sorted((line for line in lines if line.cell.row == row), key=x)
+        shares = [100 * (line.mean(y) or 0.0) for line in own]
+        style = int(row == "backpropagation")  # it has the colour of untrained devices
+        curves.append(Curve(own[0].label, list(map(x, own)), shares, COLOURS.get(row, ""), style, marker="o"))
+    return curves
 
 
 def against(
     line: Line, x: Callable[[dict[str, Any]], float], y: Callable[[dict[str, Any]], float | None], **look: Any
 ) -> Curve:
     """A curve over the lines of metrics that all finished runs of `line` have: means, and the deviation over seeds."""
-    by_round: dict[int, list[tuple[float, float]]] = {}
-    for run in line.finished:
-        for found in run.metrics:
-            value = y(found)
-            if value is not None and math.isfinite(value):
-                by_round.setdefault(found["round"], []).append((x(found), value))
-    whole = [pairs for pairs in by_round.values() if len(pairs) == len(line.finished)]
-    xs = [statistics.fmean(place for place, _ in pairs) for pairs in whole]
-    ys = [statistics.fmean(value for _, value in pairs) for pairs in whole]
-    band = [statistics.stdev(v for _, v in pairs) for pairs in whole] if len(line.finished) > 1 else []
+    xs, ys, band = over_runs(
+        [
+            [(found["round"], x(found), v) for found in run.metrics if (v := y(found)) is not None and math.isfinite(v)]
+            for run in line.finished
+        ]
+    )
     colour = look.pop("colour", COLOURS.get(line.cell.row, ""))
     return Curve(look.pop("label", line.label), xs, ys, colour, look.pop("style", 0), band)
+
+
+def over_budgets(title: str, lines: Sequence[Line], y: Callable[[Shown], float], *, falling: bool = False) -> Panel:
+    """The accuracy `y` of each row against its budget; budgets stand side by side, from the least on or `falling`."""
+    budgets = sorted({line.cell.epsilon for line in lines}, reverse=falling)
+    ticks = {float(place): budget_text(epsilon) for place, epsilon in enumerate(budgets)}
+    curves = by_row(lines, lambda line: float(budgets.index(line.cell.epsilon)), y)
+    return Panel(title, "epsilon, as asked for", "test accuracy in the loop, %", curves, ticks=ticks)
 
 
 def _curve(axes: Any, curve: Curve, colour: str) -> Any:
@@ -142,11 +133,9 @@ def _axes(axes: Any, panel: Panel) -> None:
         axes.set_xticks(list(panel.ticks), list(panel.ticks.values()))
         axes.minorticks_off()
     elif panel.log_x:
-        from matplotlib.ticker import LogLocator, NullLocator
+        from matplotlib.ticker import LogLocator
 
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_minor_locator(NullLocator())
+        plain_ticks(axes, LogLocator(subs=(1, 2, 5)))
     axes.margins(x=0.02, y=0.05)
     if not panel.log_y:
         axes.set_ylim(*window(panel.curves))

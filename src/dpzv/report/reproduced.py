@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from dpzv.report.run_records import read_outcome
 from dpzv.report.table_text import paged
 from dpzv.runtime.reproduction import Cell, Item, Workload
 
@@ -35,37 +34,39 @@ MOST_WAITING = 3
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One run: its summary and its lines of metrics, or `None` and nothing if it is not finished."""
+    """One run: its summary and its lines of metrics, or `None` if it is not finished."""
 
     cell: Cell
     summary: dict[str, Any] | None
     metrics: list[dict[str, Any]]
 
     @property
+    def known(self) -> dict[str, Any]:
+        """The summary of a finished run."""
+        assert self.summary is not None
+        return self.summary
+
+    @property
     def in_loop(self) -> float:
         """The test accuracy of the head in the loop at the end; of a program without one, its test accuracy."""
-        assert self.summary is not None
-        found = self.summary.get("private_head", self.summary)["test_accuracy"]
+        found = self.known.get("private_head", self.known)["test_accuracy"]
         return math.nan if found is None else float(found)
 
     @property
     def refitted(self) -> float:
         """The test accuracy of the final head."""
-        assert self.summary is not None
-        found = self.summary.get("test_accuracy")
+        found = self.known.get("test_accuracy")
         return math.nan if found is None else float(found)
 
     @property
     def megabytes(self) -> float:
         """What was sent, the first fill included."""
-        assert self.summary is not None
-        return float(self.summary.get("bytes_up", 0) + self.summary.get("bytes_down", 0)) / 1e6
+        return float(self.known.get("bytes_up", 0) + self.known.get("bytes_down", 0)) / 1e6
 
     @property
     def until(self) -> float:
         """Megabytes until the workload's target; infinite if it was never reached."""
-        assert self.summary is not None
-        passed = list(self.summary.get("targets", {}).values())
+        passed = list(self.known.get("targets", {}).values())
         return float(passed[0]["bytes"]) / 1e6 if passed else math.inf
 
 
@@ -167,7 +168,7 @@ def _folded(rows: list[list[str]]) -> list[list[str]]:
 
 def read_runs(cells: Sequence[Cell], out: Path) -> tuple[Line, ...]:
     """The lines of `cells`, with what their run folders hold."""
-    return lines_of([_read(cell, out / "runs" / cell.job.key) for cell in cells])
+    return lines_of([Shown(cell, *read_outcome(out / "runs" / cell.job.key)) for cell in cells])
 
 
 def lines_of(runs: Sequence[Shown]) -> tuple[Line, ...]:
@@ -208,12 +209,3 @@ def budget_text(epsilon: float) -> str:
 def percent(share: float) -> str:
     """A share in percent, without the sign."""
     return f"{100 * share:.2f}"
-
-
-def _read(cell: Cell, folder: Path) -> Shown:
-    file = folder / "summary.json"
-    if not file.exists():
-        return Shown(cell, None, [])
-    metrics = folder / "metrics.jsonl"
-    lines = metrics.read_bytes().splitlines() if metrics.exists() else []
-    return Shown(cell, msgspec.json.decode(file.read_bytes()), [msgspec.json.decode(line) for line in lines])

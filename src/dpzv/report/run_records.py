@@ -13,7 +13,7 @@ import msgspec
 from dpzv.errors import ConfigError, DataError
 from dpzv.validate import toml_of
 
-__all__ = ["RunRecord", "folders_at", "read_runs"]
+__all__ = ["RunRecord", "folders_at", "read_outcome", "read_runs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +64,24 @@ def read_runs(places: Sequence[Path]) -> list[RunRecord]:
     return [_read(folder, name) for folder, name in zip(folders, names, strict=True)]
 
 
+def read_outcome(folder: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """The summary of the run in `folder`, `None` until it is finished, and its lines of metrics, if there are any.
+
+    A line that is being written, the last, is left for the next time.
+    """
+    metrics, summary = folder / "metrics.jsonl", folder / "summary.json"
+    whole, _, _ = metrics.read_bytes().rpartition(b"\n") if metrics.exists() else (b"", b"", b"")
+    found = msgspec.json.decode(summary.read_bytes()) if summary.exists() else None
+    return found, [msgspec.json.decode(line) for line in whole.splitlines()]
+
+
 def _read(folder: Path, name: str) -> RunRecord:
     try:
         settings = dict(_flat(toml_of((folder / "config.toml").read_bytes(), str(folder / "config.toml")), ""))
-        metrics, summary = folder / "metrics.jsonl", folder / "summary.json"
-        lines = list(_lines(metrics)) if metrics.exists() else []
-        return RunRecord(name, settings, lines, msgspec.json.decode(summary.read_bytes()) if summary.exists() else None)
+        summary, metrics = read_outcome(folder)
     except (OSError, msgspec.DecodeError) as error:
         raise DataError(f"the run in {folder} could not be read ({error}); leave it out.") from error
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Lines of metrics; one that is being written, the last, is left for the next time."""
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
-    for line in whole.splitlines():
-        yield msgspec.json.decode(line)
+    return RunRecord(name, settings, metrics, summary)
 
 
 def _flat(tree: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:

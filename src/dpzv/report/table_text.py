@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["columned", "figure_text", "paged"]
+__all__ = ["columned", "figure_text", "metric_name", "paged"]
 
 
 def paged(header: Sequence[str], rows: Sequence[Sequence[str]], above: Sequence[str], below: Sequence[str]) -> str:
@@ -19,6 +19,11 @@ def columned(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(word.ljust(width) for word, width in zip(words, widths, strict=True)).rstrip() for words in lines
     )
+
+
+def metric_name(metric: str) -> str:
+    """A metric as the head of a column."""
+    return {"auc": "AUC", "r2": "R^2"}.get(metric, metric)
 
 
 def figure_text(metric: str, mean: float, deviation: float | None) -> str:

@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from dpzv.config import Config
-from dpzv.data.dataset import Dataset, ServerRecords
+from dpzv.data.dataset import Dataset
 from dpzv.models.losses import labels_of, per_record_loss
 from dpzv.rng import torch_generator
 from dpzv.runtime.accelerator import accelerator_of
@@ -36,7 +36,7 @@ CHUNK = 8192
 
 def ceiling(config: Config, data: Dataset) -> dict[str, Any]:
     """Test metrics after joint training by Adam, whose step falls to 0 along a cosine."""
-    place, D, outputs = accelerator_of(config), len(data.y_train), data.n_classes if data.task == "classes" else 1
+    place, D = accelerator_of(config), len(data.y_train)
     networks = make_networks(config, data, plan_of(config, D, len(data.x_train)), noise_of(config))
     for network in networks:
         network.to(place).eval()
@@ -44,8 +44,7 @@ def ceiling(config: Config, data: Dataset) -> dict[str, Any]:
     y_train, y_test = (labels_of(y, data.task, place) for y in (data.y_train, data.y_test))
     with torch.no_grad():
         inputs = sum(network(x[:2]).shape[1] for network, x in zip(networks, x_train, strict=True))
-    records = ServerRecords(data.name, data.task, outputs, data.y_train, data.y_test, data.fingerprint)
-    head = first_head(config, records, inputs, ())
+    head = first_head(config, data.server_records(), inputs, ())
 
     def predicted(xs: list[torch.Tensor], ids: slice | torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = head(

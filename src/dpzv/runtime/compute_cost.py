@@ -26,7 +26,7 @@ from dpzv.durable import write_atomically
 from dpzv.errors import ConfigError, DpzvError
 from dpzv.runtime.fused_kinds import fused_if_possible, why_not
 from dpzv.runtime.grid import Job, State, Watch, config_hash, cores, jobs_that_fit
-from dpzv.runtime.run_plan import batch_of
+from dpzv.runtime.run_plan import batch_of, sizes_of
 
 if TYPE_CHECKING:
     from dpzv.data.dataset import Dataset
@@ -109,7 +109,9 @@ def _scaled(compute: float | str, factor: float) -> float | str:
     try:
         return f"{word} {float(seconds) * factor:.6g}"
     except ValueError:
-        raise ConfigError(f"devices.compute takes seconds or 'exponential SECONDS', got '{compute}'.") from None
+        raise ConfigError(
+            f"devices.compute takes seconds or 'exponential SECONDS', got '{compute}'; give one of them."
+        ) from None
 
 
 def charge(configs: Sequence[Config], base: Config, file: Path, watch: Watch) -> Compute | None:
@@ -151,8 +153,6 @@ def prepare(
     With `jobs` 0 as many run at once as cores and memory allow. The threads of a run are chosen once and kept with the
     figures: they are part of a run's hash, and a second call must find the runs of the first. `None` if stopped.
     """
-    from dpzv.runtime.run_plan import sizes_of
-
     file = out / "compute.json"
     compute = charge([config for config in cells.values() if config.train.rounds != 0], base, file, watch)
     if compute is None:
@@ -175,8 +175,6 @@ def prepare_alike(
 
     What a batch costs at a device stays as the recipe says. The names in `ceilings` are trained by backpropagation.
     """
-    from dpzv.runtime.run_plan import sizes_of
-
     file = out / "compute.json"
     compute = charge([base], base, file, watch)
     if compute is None:

@@ -3,24 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dpzv.errors import ConfigError
-from dpzv.runtime.fused_round import Knobs
-from dpzv.runtime.fused_tape import Board
 from dpzv.runtime.simulate import Simulation
 from dpzv.sensitivity import euclidean_clip
+from dpzv.terms import HeadRuleName
 
-__all__ = ["board_of", "knobs_of"]
+__all__ = ["Board", "Knobs", "board_of", "knobs_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """What the server of every run holds: `table` [R*D, k_1+...+k_M], labels `y` [D] and batches `walk` [R*M*(D+B)]."""
+
+    table: Tensor
+    y: Tensor
+    walk: Tensor
+    R: int
+    D: int
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What may differ from run to run, [R] each, and what may not.
+
+    `C` clips one record's answer, over all K directions together; `C_h` clips embeddings; `lam_0` is the radius of the
+    head's own steps; `momentum` and `momentum_0` are those of devices and head; `C_0` clips a record's gradient in w_0.
+    """
+
+    C: Tensor
+    C_h: Tensor
+    lam_0: Tensor
+    momentum: Tensor
+    momentum_0: Tensor
+    C_0: Tensor
+    B: int
+    head_rule: HeadRuleName
+    losses_back: bool
+    head_batch: int
 
 
 def board_of(simulations: Sequence[Simulation]) -> Board:
     """What the servers hold. Their tables become views of one tensor, so that nothing is stored or copied twice."""
     first = simulations[0].server_run
     stored = [simulation.server_run.server.table.h for simulation in simulations]
-    tables = torch.stack([table for table in stored if isinstance(table, torch.Tensor)])
+    tables = torch.stack([table for table in stored if isinstance(table, Tensor)])
     walks = []
     for simulation, table in zip(simulations, tables, strict=True):
         run = simulation.server_run
@@ -38,7 +70,7 @@ def knobs_of(simulations: Sequence[Simulation]) -> Knobs:
     configs = [simulation.server_run.config for simulation in simulations]
     K = first.server.method.K
 
-    def numbers(values: list[float]) -> torch.Tensor:
+    def numbers(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=accelerator)
 
     lams = [config.train.lam for config in configs]

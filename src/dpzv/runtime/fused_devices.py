@@ -1,4 +1,8 @@
-"""Devices that share an architecture: their weights in one tensor, from which a round takes those of its device."""
+"""Devices that share an architecture: their weights in one tensor, from which a round takes those of its device.
+
+Torch computes a convolution whose weights differ from run to run one run after the other. As a product of patches and
+weights (`Products`) it is one operation.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.overrides import TorchFunctionMode
 
 from dpzv.errors import ConfigError
 from dpzv.methods.steps import Directions
 from dpzv.protocol.device import Device
-from dpzv.runtime.fused_conv import Products
 from dpzv.runtime.fused_flat import Flat
 from dpzv.zo.perturb import two_point
 
-__all__ = ["Kin", "architecture"]
+__all__ = ["Kin", "Products", "architecture"]
 
 LARGE = 1 << 20
 """Networks with more numbers than this are evaluated one after the other: they fill an accelerator by themselves."""
@@ -120,3 +125,32 @@ def _trained(device: Device) -> list[Tensor]:
 def _refuse_unread(device: Device) -> None:
     """Refuse a network that does not read all its weights, as the reference loop does in its first round."""
     two_point(device.method.network, device.x_train[:2], Directions(device.method.network, 0, "unread")(0), 1e-3)
+
+
+class Products(TorchFunctionMode):
+    """Inside the block, two-dimensional convolutions with weights of several runs or points are matrix products."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func is F.conv2d and len(args) == 7 and not named and torch._C._functorch.is_batchedtensor(args[1]):
+            x, weight, bias, stride, padding, dilation, groups = args
+            if groups == 1 and tuple(dilation) == (1, 1) and not isinstance(padding, str):
+                return _product(x, weight, bias, tuple(stride), tuple(padding))
+        return func(*args, **named)
+
+
+def _product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], padding: tuple[int, ...]
+) -> Tensor:
+    """The convolution of images [B, c, rows, columns] with `weight` [outputs, c, a, b]."""
+    outputs, c, a, b = weight.shape
+    x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    patches = x.unfold(2, a, stride[0]).unfold(3, b, stride[1])  # [B, c, rows, columns, a, b], a view
+    B, _, rows, columns = patches.shape[:4]
+    flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(B * rows * columns, c * a * b)
+    product = flat @ weight.reshape(outputs, c * a * b).T
+    if bias is not None:
+        product = product + bias
+    return product.view(B, rows, columns, outputs).permute(0, 3, 1, 2)

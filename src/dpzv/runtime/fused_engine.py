@@ -1,12 +1,20 @@
-"""Blocks of rounds of several runs: planned and charged on the host, drawn, computed, and then written down."""
+"""Runs whose rounds are computed in blocks, on CUDA from graphs: thousands of rounds a second, with simulated noise.
+
+A block is planned and charged on the host, drawn, computed, and then written down. Several runs of a sweep (seeds,
+budgets, steps, clips) may advance together, with one operation for all of them. A run writes what it would write
+without fusing: ledger, transcript, metrics, checkpoints and summary. Only hashes of frames are missing, since no frame
+is made.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,21 +22,24 @@ from torch import Tensor
 
 from dpzv.errors import ConfigError
 from dpzv.methods.dpsgd import DPSGD
-from dpzv.runtime.fused_block import Writer
 from dpzv.runtime.fused_board import board_of, knobs_of
-from dpzv.runtime.fused_book import Book, Turns
 from dpzv.runtime.fused_devices import Kin, architecture
 from dpzv.runtime.fused_graph import Replay
-from dpzv.runtime.fused_head import Heads
-from dpzv.runtime.fused_methods import ROUNDS
-from dpzv.runtime.fused_steps import FusedHeadSteps
+from dpzv.runtime.fused_head import FusedHeadSteps, Heads
+from dpzv.runtime.fused_host import Book, Turns, Writer
+from dpzv.runtime.fused_kinds import refuse_unfusable
+from dpzv.runtime.fused_round import ROUNDS
 from dpzv.runtime.fused_tape import Tape, TapeShape
+from dpzv.runtime.journal import Observer
 from dpzv.runtime.simulate import Simulation
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "run_fused"]
 
 BLOCK = 64
 """The most rounds in a block."""
+
+LOOK = 0.2
+"""Seconds of rounds, about, between two calls of the observer."""
 
 FOUND = ("Delta", "clipped", "zeroed")
 
@@ -208,3 +219,38 @@ def _fetched(rows: Tensor) -> Tensor:
     if not rows.is_cuda:
         return rows.clone()
     return torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
+
+
+def run_fused(
+    simulations: Sequence[Simulation], observe: Observer, max_seconds: float = float("inf")
+) -> list[dict[str, Any]] | None:
+    """Run open simulations together to their end and return their summaries, or `None` if the observer stopped them.
+
+    They must be alike (`fused_kinds.alike`) and have made the same number of rounds. Runs that were stopped can be
+    resumed.
+    """
+    first = simulations[0].server_run
+    for simulation in simulations:
+        refuse_unfusable(simulation.server_run.config)
+        if simulation.views:
+            raise ConfigError('fused rounds keep no views of devices; set runtime.kind = "simulate" to keep them.')
+        simulation.begin(observe)
+    engine, every, saved, chunk = Engine(simulations), first.config.train.eval_every, time.monotonic(), 16
+    while not first.done and first.journal.seconds < max_seconds:
+        began, due = time.monotonic(), min(every - first.server.t % every, first.plan.T - first.server.t)
+        engine.advance(min(due, chunk))
+        chunk = max(16, int(min(due, chunk) * LOOK / (time.monotonic() - began)))
+        if first.server.t % every == 0 or first.done:
+            engine.restore()
+            for simulation in simulations:
+                simulation.evaluate()
+        stopped = not observe(first.journal.snapshot("rounds"))
+        if stopped or time.monotonic() - saved > first.config.runtime.checkpoint_seconds:
+            engine.restore()
+            for simulation in simulations:
+                simulation.save()
+            saved = time.monotonic()
+        if stopped:
+            return None
+    engine.restore()
+    return [simulation.finish(observe) for simulation in simulations]

@@ -6,21 +6,18 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections import defaultdict
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from dpzv import config as configuration
 from dpzv.config import Config
-from dpzv.errors import DpzvError
 from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.device_networks import make_networks
-from dpzv.runtime.fused import run_fused
+from dpzv.runtime.fused_engine import run_fused
 from dpzv.runtime.journal import Snapshot
+from dpzv.runtime.programs import config_in, run_program
 from dpzv.runtime.run import load_data
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import Simulation
@@ -57,16 +54,11 @@ def run_together(runs: list[tuple[Config, Path]]) -> bool:
         return all(run_fused(group, observe) is not None for group in groups.values())
 
 
-def main(arguments: list[str]) -> int:
-    """Exit code 0 when all runs are finished, 130 if they were stopped, and that of an error otherwise."""
-    files, folders = arguments[::2], arguments[1::2]
-    try:
-        configs = [configuration.parse(msgspec.toml.decode(Path(file).read_bytes())) for file in files]
-        return 0 if run_together(list(zip(configs, map(Path, folders), strict=True))) else 130
-    except DpzvError as error:
-        sys.stderr.write(f"dpzv: {error}\n")
-        return error.exit_code
+def main(*paths: Path) -> int:
+    """Run files and folders in pairs; the exit code is 0 when all runs are finished, and 130 if they were stopped."""
+    runs = [(config_in(file), folder) for file, folder in zip(paths[::2], paths[1::2], strict=True)]
+    return 0 if run_together(runs) else 130
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_program(main)

@@ -14,20 +14,10 @@ import torch
 from torch import Tensor
 
 from dpzv.protocol.bounds import LARGEST
+from dpzv.runtime.fused_board import Board
 from dpzv.runtime.fused_flat import Flat
 
-__all__ = ["Board", "Tape", "TapeShape", "normalise"]
-
-
-@dataclass(frozen=True, slots=True)
-class Board:
-    """What the server of every run holds: `table` [R*D, k_1+...+k_M], labels `y` [D] and batches `walk` [R*M*(D+B)]."""
-
-    table: Tensor
-    y: Tensor
-    walk: Tensor
-    R: int
-    D: int
+__all__ = ["Tape", "TapeShape", "normalise"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,10 @@ def leave_summary(folder: Path, config: Config, summary: dict[str, Any]) -> None
     write_atomically(folder / "summary.json", msgspec.json.encode({"schema": 1, **finite}))
 
 
-def run_program(main: Callable[[Path, Path], None]) -> None:
-    """Run `main` with the file and the folder of the command line; a refusal is one sentence and an exit code."""
+def run_program(main: Callable[..., int | None]) -> None:
+    """Run `main` with the paths of the command line and end with its exit code; a refusal is one sentence."""
     try:
-        main(Path(sys.argv[1]), Path(sys.argv[2]))
+        sys.exit(main(*map(Path, sys.argv[1:])))
     except DpzvError as error:
         sys.stderr.write(f"dpzv: {error}\n")
         sys.exit(error.exit_code)

@@ -15,7 +15,7 @@ from dpzv.data.dataset import Dataset, check, part_of
 from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.device_networks import Networks, make_networks
 from dpzv.runtime.device_view import ask_for_views
-from dpzv.runtime.fused import run_fused
+from dpzv.runtime.fused_engine import run_fused
 from dpzv.runtime.fused_kinds import refuse_unfusable
 from dpzv.runtime.journal import Observer
 from dpzv.runtime.rehearsal import rehearsed

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from dpzv.config import Config
-from dpzv.data.dataset import Dataset, ServerRecords
+from dpzv.data.dataset import Dataset
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
 from dpzv.runtime.assemble_device import make_device, uplink_of
 from dpzv.runtime.checkpoint import Simulated, save_weights
@@ -60,9 +60,7 @@ class Simulation:
         ]
         self.devices = [device for device, _ in made]
         self._widths = tuple(width for _, width in made)
-        outputs = data.n_classes if data.task == "classes" else 1
-        names = data.fingerprint, data.names, data.unit
-        self._records = ServerRecords(data.name, data.task, outputs, data.y_train, data.y_test, *names)
+        self._records = data.server_records()
         ServerRun.refuse(config, self._records, self._widths)
 
     @contextmanager

@@ -29,7 +29,7 @@ KINDS = (".csv", ".jsonl", ".jsonl.xz")
 
 
 def load(wanted: Wanted) -> Dataset:
-    """See `review_records`."""
+    """The reviews as token ids, a third of every text at each device (`review_records`)."""
     files = _files(wanted.folder)
     source = f"Positive and negative Amazon reviews from {' and '.join(dict.fromkeys(f.name for f in files))}"
     card = replace(CARD, source=source)

@@ -70,7 +70,7 @@ def contents(from_path: Path | None) -> dict[str, bytes]:
 
 
 def load(wanted: Wanted) -> Dataset:
-    """See `review_records`."""
+    """The reviews as token ids, a third of every text at each device (`review_records`)."""
     return review_records(CARD, wanted, split_reader(wanted.folder), [FILES[_NAME].encode()])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpzv.report.panels import CYCLE, Panel, against, draw
+from dpzv.report.panels import CYCLE, Panel, accuracy, against, draw
 from dpzv.report.reproduced import ItemRuns, ItemTold, standard
 
 __all__ = ["told"]
@@ -15,13 +15,7 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
     panels = []
     for workload in runs.places:
         curves = [
-            against(
-                line,
-                lambda m: m["round"],
-                lambda m: None if m["test_accuracy"] is None else 100 * m["test_accuracy"],
-                label=line.cell.case.name,
-                colour=CYCLE[i],
-            )
+            against(line, lambda m: m["round"], accuracy, label=line.cell.case.name, colour=CYCLE[i])
             for i, line in enumerate(runs.of(workload))
         ]
         panels.append(Panel(runs.title(workload), "rounds", "test accuracy in the loop, %", curves))

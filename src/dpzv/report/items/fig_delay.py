@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from dpzv.report.panels import CYCLE, Curve, Panel, against, draw
+from dpzv.report.panels import CYCLE, Curve, Panel, accuracy, against, draw
 from dpzv.report.reproduced import ItemRuns, ItemTold, Shown, percent
 
 __all__ = ["told"]
@@ -32,19 +32,10 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
                 "colour": CYCLE[(i + 1) // 2 % len(CYCLE)],
                 "style": int(line.cell.case.name.endswith(" synchronous")),
             }
-            curves.append(
-                against(
-                    line,
-                    lambda m: m["virtual_seconds"],
-                    lambda m: None if m["test_accuracy"] is None else 100 * m["test_accuracy"],
-                    label=line.cell.case.name,
-                    **look,
-                )
-            )
-            delay, accuracy = line.mean(_of("mean_delay")), line.mean(lambda run: run.in_loop)
-            dots.append(
-                Curve(line.cell.case.name, [delay or 0.0], [100 * (accuracy or 0.0)], str(look["colour"]), marker="o")
-            )
+            name = line.cell.case.name
+            curves.append(against(line, lambda m: m["virtual_seconds"], accuracy, label=name, **look))
+            delay, at_end = line.mean(_of("mean_delay")), line.mean(lambda run: run.in_loop)
+            dots.append(Curve(name, [delay or 0.0], [100 * (at_end or 0.0)], str(look["colour"]), marker="o"))
         panels.append(Panel(runs.title(workload), "virtual seconds", "test accuracy in the loop, %", curves))
         panels.append(Panel("at the end", "mean delay, rounds", "test accuracy in the loop, %", dots))
     note = (
@@ -57,9 +48,4 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
 
 def _of(key: str) -> Callable[[Shown], float]:
     """A figure of the summary by name."""
-
-    def value(run: Shown) -> float:
-        assert run.summary is not None
-        return float(run.summary[key])
-
-    return value
+    return lambda run: float(run.known[key])

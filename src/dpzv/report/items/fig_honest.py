@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpzv.privacy.gdp import epsilon_of, mu_of, true_mu_of_paper
-from dpzv.report.panels import COLOURS, Curve, Panel, draw
+from dpzv.report.figure_file import COLOURS
+from dpzv.report.panels import Curve, Panel, draw
 from dpzv.report.reproduced import ItemRuns, ItemTold, Line, standard
 from dpzv.runtime.run_plan import batch_of
 
@@ -61,9 +62,7 @@ def _budget(line: Line) -> float:
     config = line.cell.job.config
     if line.cell.accounting == "exact":
         return line.cell.epsilon
-    summary = line.finished[0].summary
-    assert summary is not None
-    D = summary["data"]["records"]
+    D = line.finished[0].known["data"]["records"]
     return true_epsilon(line.cell.epsilon, config.privacy.delta_dp, batch_of(config, D), D)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dpzv.report.panels import COLOURS, save
-from dpzv.report.reproduced import ItemRuns, ItemTold, Line
+from dpzv.report.figure_file import COLOURS, save, subplots
+from dpzv.report.reproduced import ItemRuns, ItemTold
 
 __all__ = ["told"]
 
@@ -19,7 +19,7 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
         if not line.finished:
             rows.append([runs.title(line.cell.workload), "-", "-", line.status, "-", "-"])
             continue
-        found = _summary(line)
+        found = line.finished[0].known
         for action, peak in found["peaks"].items():
             over = [
                 f"{peak / 2**20:.1f}",
@@ -27,25 +27,14 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
                 f"{peak / found['peaks']['inference']:.2f}",
             ]
             rows.append([found["network"], found["accelerator"], action, *over])
-    done = [_summary(line) for line in runs.lines if line.finished]
+    done = [line.finished[0].known for line in runs.lines if line.finished]
     if done:
         _bars(done, figure)
     return ItemTold(header, rows, ["All parameters are trained, without momentum, at the recipe's batch."], bool(done))
 
 
-def _summary(line: Line) -> dict[str, Any]:
-    found = line.finished[0].summary
-    assert found is not None
-    return found
-
-
 def _bars(found: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, grid = pyplot.subplots(1, 2, figsize=(5 * 2, 4), layout="constrained")
+    figure, grid = subplots(1, 2, size=(10, 4))
     for axes, by in zip(grid, ("weights", "inference"), strict=True):
         for group, one in enumerate(found):
             for place, (action, peak) in enumerate(one["peaks"].items()):
@@ -57,5 +46,4 @@ def _bars(found: list[dict[str, Any]], path: Path) -> None:
         axes.set_ylabel("peak over the model's size" if by == "weights" else "peak over one inference")
         axes.spines[["top", "right"]].set_visible(False)
     grid[0].legend(frameon=False, fontsize=8)
-    save(figure, path)
-    pyplot.close(figure)
+    save(figure, path.with_suffix(".svg"), path.with_suffix(".png"))

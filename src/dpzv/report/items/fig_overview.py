@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dpzv.report.panels import save
+from dpzv.report.figure_file import save, subplots
 from dpzv.report.reproduced import ItemRuns, ItemTold
 
 __all__ = ["told"]
@@ -15,12 +15,7 @@ DEVICE, SERVER = "#0072b2", "#d55e00"
 
 def told(runs: ItemRuns, figure: Path) -> ItemTold:
     """Devices on the left, the server on the right, and what goes between them."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    drawn, axes = pyplot.subplots(figsize=(9, 4.2), layout="constrained")
+    drawn, axes = subplots(size=(9, 4.2))
     axes.set_axis_off()
     axes.set_xlim(0, 10)
     axes.set_ylim(0, 4.4)
@@ -41,8 +36,7 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
     _arrow(axes, (3.25, 2.5), (6.55, 2.5), "h(w + lam u), h(w - lam u) of a batch", DEVICE)
     _arrow(axes, (6.55, 1.95), (3.25, 1.95), "Delta: one number, with noise", SERVER)
     axes.text(4.9, 1.35, "w_m moves by eta * Delta * u", ha="center", fontsize=9)
-    save(drawn, figure)
-    pyplot.close(drawn)
+    save(drawn, figure.with_suffix(".svg"), figure.with_suffix(".png"))
     return ItemTold(
         ["what", "who sees it"], [["embeddings of a batch", "the server"], ["Delta", "all devices"]], [], True
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpzv.report.panels import CYCLE, Curve, Panel, draw
-from dpzv.report.reproduced import ItemRuns, ItemTold, Line, budget_text
+from dpzv.report.reproduced import ItemRuns, ItemTold, budget_text
 
 __all__ = ["told"]
 
@@ -22,17 +22,17 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
         if not line.finished:
             rows.append([*what, *["-"] * 6, line.status])
             continue
-        found = _summary(line)
+        found = line.finished[0].known
         x, y = _means(found)
         figures = [str(found["rounds"]), f"{y[-1]:.4g}", f"{found['max_delay']:g}", f"{found['mean_delay']:.1f}"]
         rows.append([*what, *figures, str(found["d"]), f"{_exponent(x, y):.2f}", "-"])
     for workload in runs.places:
         curves = []
         for i, line in enumerate(runs.of(workload)):
-            x, y = _means(_summary(line))
+            x, y = _means(line.finished[0].known)
             budget = budget_text(line.cell.epsilon)
             curves.append(Curve(f"measured, epsilon {budget}", x, y, CYCLE[i]))
-        x, y = _means(_summary(runs.of(workload)[0]))
+        x, y = _means(runs.of(workload)[0].finished[0].known)
         curves.append(Curve("falls like the root of T", x, [y[0] * math.sqrt(x[0] / t) for t in x], "#222222", 1))
         label = "mean squared gradient norm up to T"
         panels.append(Panel(runs.title(workload), "T", label, curves, log_x=True, log_y=True))
@@ -42,12 +42,6 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
         "is drawn, from the first measured point. An exponent of -0.5 is that rate, a smaller one is faster.",
     ]
     return ItemTold(header, rows, notes, draw(panels, figure))
-
-
-def _summary(line: Line) -> dict[str, Any]:
-    found = line.finished[0].summary
-    assert found is not None
-    return found
 
 
 def _means(summary: dict[str, Any]) -> tuple[list[float], list[float]]:

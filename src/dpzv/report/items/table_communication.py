@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpzv.report.panels import COLOURS, Panel, against, draw
+from dpzv.report.panels import Panel, accuracy, against, draw
 from dpzv.report.reproduced import ItemRuns, ItemTold, budget_text, percent
 
 __all__ = ["told"]
@@ -36,8 +36,7 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
             against(
                 line,
                 lambda m: (m["bytes_up"] + m["bytes_down"]) / 1e6,
-                lambda m: None if m["test_accuracy"] is None else 100 * m["test_accuracy"],
-                colour=COLOURS.get(line.cell.row, ""),
+                accuracy,
                 style=int(line.cell.accounting == "exact"),
                 label=f"{line.label}, {line.cell.accounting}",
             )

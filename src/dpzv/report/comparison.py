@@ -1,4 +1,4 @@
-"""The table of a comparison: runs become records, records become rows, and rows become text and sentences."""
+"""A comparison of methods: runs become records, records become rows and curves, and rows become text and sentences."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dpzv.metrics import headline
-from dpzv.report.table_text import figure_text
+from dpzv.report.figure_file import COLOURS, STYLES, axes_of, over_runs, plain_ticks
+from dpzv.report.run_records import read_outcome
+from dpzv.report.table_text import figure_text, metric_name
 
-__all__ = ["UNTRAINED", "Record", "ahead", "cells", "groups", "header", "notes", "read", "rows", "untuned"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["UNTRAINED", "Record", "ahead", "cells", "draw", "groups", "header", "notes", "read", "rows", "untuned"]
 
 UNTRAINED = "untrained"
 """The name of runs whose devices stay as they start."""
@@ -33,11 +38,11 @@ class Record:
 
 def read(folder: Path, method: str, epsilon: float | None, seed: int) -> Record:
     """The record of the finished run in `folder`; `epsilon` is `None` for untrained devices, whose start may cost."""
-    summary = msgspec.json.decode((folder / "summary.json").read_bytes())
-    lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+    summary, metrics = read_outcome(folder)
+    assert summary is not None
     if epsilon is None or math.isinf(epsilon):
         epsilon = summary["epsilon"] if epsilon is None else None
-    return Record(method, epsilon, seed, summary, [msgspec.json.decode(line) for line in lines])
+    return Record(method, epsilon, seed, summary, metrics)
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -123,7 +128,7 @@ def _row(group: list[Record], target: float | None, compute: float, trials: int)
 
 def header(table: Sequence[Row]) -> list[str]:
     """The names of the columns."""
-    metric = table[0].metric.replace("auc", "AUC").replace("r2", "R^2")
+    metric = metric_name(table[0].metric)
     names = ["method", "epsilon", f"{metric}, refitted", f"{metric}, in loop"]
     if table[0].accuracy is not None:
         names.append("accuracy, refitted")
@@ -250,3 +255,78 @@ def _until(row: Row, text: str | None) -> str:
     if row.method == UNTRAINED:
         return "-"
     return "never" if text is None else text + _of(row)
+
+
+GREY = "#555555"
+
+
+def draw(records: Sequence[Record], target: float | None, title: str, path: Path) -> None:
+    """Write the figure as SVG: a line and a band of one standard deviation for each method and epsilon.
+
+    Lines are the head in the loop, dots the refitted head at the end, the dashed line the refitted head over
+    untrained devices. The axis shows where the lines spend their second halves; a climb may begin below it.
+    """
+    metric, _ = headline(records[0].summary)
+    scale = 100.0 if metric == "accuracy" else 1.0
+    heights: list[float] = []
+    with axes_of(title, path) as axes:
+        grouped = groups(records)
+        epsilons = list(dict.fromkeys(epsilon for method, epsilon in grouped if method != UNTRAINED))
+        for (method, epsilon), group in grouped.items():
+            if method != UNTRAINED:
+                words = "no privacy" if epsilon is None else f"epsilon {epsilon:g}"
+                label = method if len(epsilons) == 1 else f"{method}, {words}"
+                heights += _line(axes, group, scale, COLOURS.get(method, GREY), epsilons.index(epsilon), label)
+        axes.plot([], [], "o", color=GREY, markersize=5, label="refitted head, at the end")
+        frozen = [headline(record.summary)[1] for record in records if record.method == UNTRAINED]
+        if frozen:
+            heights.append(scale * statistics.fmean(frozen))
+            axes.axhline(heights[-1], color=GREY, linewidth=1.2, dashes=(6, 3), label="untrained devices, refitted")
+        if target is not None and metric == "accuracy":
+            heights.append(scale * target)
+            axes.axhline(heights[-1], color="black", linewidth=0.6, label=f"target, {scale * target:g} %", zorder=1)
+        _label(axes, metric, heights)
+
+
+def _label(axes: Axes, metric: str, heights: list[float]) -> None:
+    """Name the axes, and let the vertical one show `heights` with a margin."""
+    from matplotlib.ticker import LogLocator
+
+    axes.set_xscale("log")
+    axes.set_xlabel("megabytes sent, first fill included")
+    named = {"accuracy": "test accuracy in the loop, %", "auc": "test AUC in the loop", "r2": "test R^2 in the loop"}
+    axes.set_ylabel(named.get(metric, metric))
+    plain_ticks(axes, LogLocator(subs=(1, 2, 3, 5)))
+    shown = [height for height in heights if math.isfinite(height)]
+    if shown:
+        margin = 0.06 * (max(shown) - min(shown)) or 0.01 * abs(shown[0]) or 0.01
+        axes.set_ylim(min(shown) - margin, max(shown) + margin)
+
+
+def _line(axes: Axes, group: list[Record], scale: float, colour: str, place: int, label: str) -> list[float]:
+    """Mean and band over the seeds, at the rounds that all of them evaluated, and the refitted head's dot.
+
+    The heights that must be seen are returned: those of the line's second half, its band included, and of the dot.
+    """
+    x, y, deviation = over_runs(
+        [
+            [(line["round"], sent, scale * headline(line)[1]) for line in record.metrics if (sent := _sent(line)) > 0]
+            for record in group
+        ]
+    )
+    style = STYLES[place % len(STYLES)]
+    axes.plot(x, y, color=colour, linestyle=style, linewidth=1.6, label=label, zorder=3)
+    low = high = y
+    if deviation:
+        low, high = ([mean + sign * d for mean, d in zip(y, deviation, strict=True)] for sign in (-1, 1))
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2)
+    end = statistics.fmean(_sent(record.summary) for record in group)
+    refitted = scale * statistics.fmean(headline(record.summary)[1] for record in group)
+    inside = "white" if place % 2 else colour
+    axes.plot([end], [refitted], "o", color=colour, markerfacecolor=inside, markersize=5, zorder=4)
+    return [*low[len(y) // 2 :], *high[len(y) // 2 :], refitted]
+
+
+def _sent(line: dict[str, Any]) -> float:
+    """Megabytes up and down, of a summary or a line of metrics."""
+    return float(line["bytes_up"] + line["bytes_down"]) / 1e6

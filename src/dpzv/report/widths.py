@@ -1,4 +1,4 @@
-"""The table of what training buys at each width: summaries become rows, rows become words and sentences."""
+"""What training buys at each width: summaries become rows, and rows become words, sentences and a figure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dpzv.metrics import headline
-from dpzv.report.table_text import figure_text
+from dpzv.report.figure_file import STYLES, axes_of, plain_ticks
+from dpzv.report.table_text import figure_text, metric_name
 
 __all__ = [
     "ALONE",
@@ -22,7 +24,9 @@ __all__ = [
     "WidthRow",
     "best_alone",
     "cells",
+    "draw",
     "header",
+    "lines",
     "notes",
     "rows",
 ]
@@ -63,7 +67,7 @@ class WidthRow(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """What it is, in words."""
+        """What was trained in these runs, in words."""
         if self.kind == TRAINED:
             return "trained" if self.epsilon is not None else "trained without noise"
         return f"{self.party} alone, trained" if self.kind == ALONE else self.kind
@@ -104,7 +108,7 @@ def _row(group: list[Measured]) -> WidthRow:
 
 def header(table: Sequence[WidthRow]) -> list[str]:
     """The names of the columns."""
-    metric = table[0].metric.replace("auc", "AUC").replace("r2", "R^2")
+    metric = metric_name(table[0].metric)
     return ["numbers", "devices", "epsilon", metric, "MB in all", "guarantee"]
 
 
@@ -209,3 +213,53 @@ def _megabytes(sent: float) -> str:
 
 def _standard_error(values: list[float]) -> float | None:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
+BLUE, GREEN, ORANGE, PINK, GREY = "#0072b2", "#009e73", "#d55e00", "#cc79a7", "#777777"
+"""Okabe and Ito's palette, which colour-blind readers can tell apart too."""
+
+
+def draw(table: Sequence[WidthRow], title: str, path: Path) -> None:
+    """Write the figure as SVG: a line over the widths for each kind of row, with bars of one standard error.
+
+    Of the parties alone only the best and the worst are drawn, by their mean over the widths.
+    """
+    metric = table[0].metric
+    scale = 100.0 if metric == "accuracy" else 1.0
+    with axes_of(title, path) as axes:
+        from matplotlib.ticker import FixedLocator  # slow to import
+
+        for label, line, look in lines(table):
+            x = [row.width for row in line]
+            y = [scale * row.mean for row in line]
+            bars = [scale * (row.standard_error or 0.0) for row in line]
+            axes.errorbar(x, y, yerr=bars, label=label, capsize=2.5, elinewidth=1, markersize=5, linewidth=1.6, **look)
+        axes.set_xscale("log", base=2)
+        plain_ticks(axes, FixedLocator(sorted({row.width for row in table})))
+        axes.set_xlabel("numbers that a device sends for a record")
+        named = {"accuracy": "test accuracy, %", "auc": "test AUC", "r2": "test R^2"}
+        axes.set_ylabel(named.get(metric, f"test {metric}"))
+
+
+def lines(table: Sequence[WidthRow]) -> list[tuple[str, list[WidthRow], dict[str, Any]]]:
+    """The lines from the ceiling down: what each is called, its rows, and how it looks."""
+    ceiling: dict[str, Any] = {"color": "black", "linestyle": (0, (6, 3)), "marker": "s"}
+    made = [("no privacy,\nbackpropagation", [r for r in table if r.kind == BACKPROPAGATION], ceiling)]
+    trained = [row for row in table if row.kind == TRAINED]
+    free = [row for row in trained if row.epsilon is None]
+    made.append(("trained, no noise", free, {"color": GREEN, "linestyle": "-", "marker": "^"}))
+    for i, epsilon in enumerate(sorted({row.epsilon for row in trained if row.epsilon is not None}, reverse=True)):
+        look: dict[str, Any] = {"color": BLUE, "linestyle": STYLES[i % len(STYLES)], "marker": "o"}
+        made.append((f"trained, epsilon {epsilon:g}", [row for row in trained if row.epsilon == epsilon], look))
+    untrained = [row for row in table if row.kind == UNTRAINED]
+    made.append(("untrained", untrained, {"color": GREY, "linestyle": "-", "marker": "D"}))
+    alone = [row for row in table if row.kind == ALONE]
+    means = {party: statistics.fmean(r.mean for r in alone if r.party == party) for party in {r.party for r in alone}}
+    if len(means) > 1:
+        order = sorted(means, key=lambda party: means[party], reverse=alone[0].metric != "loss")
+        for word, party, colour, marker in (("best", order[0], ORANGE, "v"), ("worst", order[-1], PINK, "x")):
+            look = {"color": colour, "linestyle": (0, (1.2, 1.2)), "marker": marker}
+            spent = "" if alone[0].epsilon is None else f", epsilon {alone[0].epsilon:g}"
+            label = f"{word} party alone\n({party}{spent})"
+            made.append((label, [row for row in alone if row.party == party], look))
+    return [line for line in made if line[1]]
