@@ -180,6 +180,42 @@ def test_sampled_heads_cost_their_caps_and_a_head_makes_earlier_runs_cost_theirs
     assert [one.steps for one in before(parents_of([second], UNNAMED), **HEAD).sampled] == [4]
 
 
+def test_the_noise_of_a_sampled_head_does_not_tell_how_far_any_earlier_run_came(tmp_path: Path) -> None:
+    """The second run got what the first had left, so its caps follow the path; those of both together do not."""
+    noise, costs, second_caps = [], [], []
+    for rounds in (2, 24, 48):
+        folder = tmp_path / f"{rounds}"
+        first = run(folder / "a", plan_of(), rounds=rounds)
+        end(first)
+        second = run(folder / "b", plan_of(epsilon=2.0, parents=parents_of([first], UNNAMED)), rounds=12)
+        second_caps.append(read_ledger(second).plan.cap)
+        if rounds == 24:
+            end(second)
+        for named in ([second], [first, second]):
+            plan = plan_of(epsilon=4.0, parents=parents_of(named, UNNAMED), **HEAD)
+            noise.append(plan.z)
+            costs.append(gaussian_mu(plan.before, "replace-one") ** 2)
+    assert second_caps[0] > 1.1 * second_caps[2]
+    assert noise == pytest.approx([noise[0]] * 6, rel=1e-4)
+    assert costs == pytest.approx([gaussian_mu(plan_of(epsilon=2.0).cost, "replace-one") ** 2] * 6, rel=1e-6)
+
+
+def test_a_family_without_a_head_pays_for_what_was_used_alone(tmp_path: Path) -> None:
+    first = run(tmp_path / "a", plan_of(), rounds=2)
+    end(first)
+    second = run(tmp_path / "b", plan_of(epsilon=2.0, parents=parents_of([first], UNNAMED)), rounds=2)
+    end(second)
+    third = plan_of(epsilon=4.0, parents=parents_of([second], UNNAMED))
+    used = [fold(parent.used or ()) for parent in third.parents]
+    assert len(used) == 2
+    squares = sum(gaussian_mu(one, "replace-one") ** 2 for one in used)
+    assert gaussian_mu(third.before, "replace-one") ** 2 == pytest.approx(squares, rel=1e-9)
+    # a third run with a sampled head, stated beside a run of its own, counts the family as it was fixed beforehand
+    runs = [run(tmp_path / "c", plan_of(epsilon=4.0, parents=parents_of([second], UNNAMED), **HEAD))]
+    runs.append(run(tmp_path / "d", plan_of(epsilon=0.5)))
+    assert spent(runs).epsilon > 4.0
+
+
 def test_two_runs_that_both_got_the_rest_count_it_twice(tmp_path: Path) -> None:
     first = run(tmp_path / "a", plan_of(), rounds=12)
     end(first)

@@ -19,7 +19,7 @@ from dpzv.privacy import ledger_file
 from dpzv.privacy.events import Event, Releases
 from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.marker import Marker
-from dpzv.privacy.plan import ParentRun
+from dpzv.privacy.plan import ParentRun, PrivacyPlan
 from dpzv.privacy.record_names import RecordNames
 from dpzv.privacy.statement import LedgerView, largest_sum, read_ledger, read_ledgers
 
@@ -67,6 +67,7 @@ def end(path: Path) -> LedgerView:
 def _parent(view: LedgerView, shared: int | None) -> ParentRun:
     plan = view.plan
     accounted = not plan.spends or (math.isfinite(plan.claimed_epsilon) and plan.accounting == "exact")
+    family = plan.charges if accounted and _got_the_rest(plan) else {}
     return ParentRun(
         run_id=view.run_id,
         noise_source=view.noise_source,
@@ -75,6 +76,19 @@ def _parent(view: LedgerView, shared: int | None) -> ParentRun:
         shared=shared,
         accounted=accounted,
         protects=plan.protects,
+        inherited=tuple(event for events in family.values() for event in events),
+        covers=tuple(family),
+    )
+
+
+def _got_the_rest(plan: PrivacyPlan) -> bool:
+    """Whether the caps of a plan depend on how far an earlier run came: they were what that run had left."""
+    if plan.charges_in_full or not plan.spends:
+        return False
+    return any(
+        parent.inherited or plan.charges[parent.run_id] != parent.events
+        for parent in plan.parents
+        if parent.run_id in plan.charges
     )
 
 

@@ -60,6 +60,9 @@ class ParentRun(Struct, frozen=True, kw_only=True):
     known to share none costs nothing. A run that is not `accounted` (the published rule, or no privacy at all) has no
     cost that could be counted. Neither beside it nor beside simulated noise (`noise_source` seeded) is there a
     guarantee.
+
+    The caps of a run that was given what ended parents had left depend on how far these came. Only together with what
+    its plan charged for its own parents (`inherited`, of the runs that it `covers`) are they fixed beforehand.
     """
 
     run_id: str
@@ -69,6 +72,8 @@ class ParentRun(Struct, frozen=True, kw_only=True):
     shared: int | None = None
     accounted: bool = True
     protects: Protects = "records"
+    inherited: tuple[Event, ...] = ()
+    covers: tuple[str, ...] = ()
 
     @property
     def counts(self) -> bool:
@@ -76,10 +81,15 @@ class ParentRun(Struct, frozen=True, kw_only=True):
         return self.shared != 0
 
     def charged(self, *, in_full: bool) -> tuple[Event, ...]:
-        """What the run costs the worst record of the new one: its caps, or (unless `in_full`) what it used of them."""
+        """What the run costs the worst record of the new one: its caps, or (unless `in_full`) what it used of them.
+
+        With `in_full` it costs the same however far any run came.
+        """
         if not (self.counts and self.accounted):
             return ()
-        return self.events if in_full or self.used is None else self.used
+        if in_full:
+            return (*self.events, *self.inherited)
+        return self.events if self.used is None else self.used
 
 
 class PlanRequest(Struct, frozen=True, kw_only=True):
@@ -151,11 +161,19 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
         return bool(head_rule_facts(self.head_rule).mechanism) and self.head_steps > 0 and self.q < 1
 
     @property
+    def charges(self) -> dict[str, tuple[Event, ...]]:
+        """What is charged for each earlier run, by its name; one whose cost is in that of a later one is left out."""
+        in_full = self.charges_in_full
+        charged = {parent.run_id: parent.charged(in_full=in_full) for parent in self.parents}
+        covered = {name for parent in self.parents if in_full and charged[parent.run_id] for name in parent.covers}
+        return {name: events for name, events in charged.items() if events and name not in covered}
+
+    @property
     def before(self) -> Composition:
         """What the parents cost. The published rule knows no earlier runs, and a run without releases adds nothing."""
         if self.accounting == "paper" or not self.spends:
             return Composition()
-        return compose(*(fold(parent.charged(in_full=self.charges_in_full)) for parent in self.parents))
+        return compose(*map(fold, self.charges.values()))
 
 
 def request_of(asked: PlanRequest) -> PlanRequest:
@@ -178,11 +196,10 @@ def refuse_spent(asked: PlanRequest, left: float, whole: float) -> None:
     if share >= LEAST_LEFT:
         return
     costs = [
-        (parent.run_id[:8], epsilon_of_parts(fold(charged), asked.delta_dp, asked.neighbours))
-        for parent in asked.parents
-        if (charged := parent.charged(in_full=asked.charges_in_full))
+        (name, epsilon_of_parts(fold(charged), asked.delta_dp, asked.neighbours))
+        for name, charged in asked.charges.items()
     ]
-    named = ", ".join(f"{name} (epsilon {epsilon:.3g})" for name, epsilon in costs)
+    named = ", ".join(f"{name[:8]} (epsilon {epsilon:.3g})" for name, epsilon in costs)
     together = epsilon_of_parts(asked.before, asked.delta_dp, asked.neighbours)
     raise PrivacyRefused(
         f"the earlier runs on these records, {named}, cost epsilon {together:.3g} together and leave nothing of "

@@ -245,7 +245,8 @@ def _joint_cost(runs: Sequence[RunSpent]) -> Composition:
         parts = {} if run.plan.charges_in_full else {p.run_id: p.used for p in _counted_parents(run) if p.used}
         in_part += [(name, fold(events)) for name, events in parts.items()]
         # a parent that shares no record with this run may share some with another one
-        in_full |= {p.run_id: fold(p.events) for p in run.plan.parents if run.plan.spends and p.run_id not in parts}
+        parents = [p for p in run.plan.parents if run.plan.spends and p.run_id not in parts]
+        in_full |= {p.run_id: fold((*p.events, *p.inherited)) for p in parents}
     paid = {name for name, _ in in_part}
     claims = {run.run_id: fold(run.plan.claim) for run in last}
     whole = {name: cost for name, cost in in_full.items() if name not in paid} | claims
