@@ -93,8 +93,9 @@ class HeadSection(Section, frozen=True):
     """The server's own model w_0: two linear layers with ReLU, or nothing but a sum."""
 
     model: Literal["network", "sum"] = "network"  # sum: adds the devices' outputs; nothing to train, rule is "frozen"
-    # where outputs start: a public probability of label 1, a frequency for each class, or [mean, scale] of a number;
-    # "count": the labels are counted with noise, paid by privacy.base_share; unset: 0
+    # where outputs start: a public probability of label 1, a frequency for each class, or [mean, scale] of a number on
+    # the scale that is trained on, where its public range is -1 to 1; "count": the labels are counted with noise, paid
+    # by privacy.base_share; unset: 0
     base: float | tuple[float, ...] | Literal["count"] | None = None
     rule: terms.HeadRuleName = "dp-sgd"  # learns beside narrow devices, and may leave the server
     # best: the best of several models, fitted without noise in the end, which stays at the server; refit: the same with

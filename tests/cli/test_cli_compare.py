@@ -193,6 +193,17 @@ def test_tuning_charges_and_tries_each_method_and_keeps_the_best(cli: Cli, tmp_p
     assert tomllib.loads(file.read_text())["devices"]["compute"] == pytest.approx(0.01 * factors["vafl"])
 
 
+def test_a_tuning_whose_trials_all_fail_has_no_best_settings(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "space.toml").write_text('[dpzv]\n"privacy.min_batch" = [100000]\n')
+    common = ["--methods", "dpzv", "--trials", "1", "--space", "space.toml", "--set", "train.rounds=4"]
+    done = cli("tune", "digits", *common, "--out", "out")
+    assert done.returncode == 4, done.stderr
+    assert "All trials failed, so there are no best settings" in done.stdout
+    assert "privacy.min_batch=100000" in done.stderr
+    assert (tmp_path / "out" / "trials.jsonl").exists()
+    assert not (tmp_path / "out" / "best.toml").exists()
+
+
 @pytest.mark.soak
 def test_the_trials_of_a_tuning_are_parents_of_what_follows(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "space.toml").write_text('[dpzv]\n"train.eta_m" = [0.001, 0.003]\n')

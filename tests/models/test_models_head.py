@@ -54,6 +54,7 @@ def test_base_rates_become_outputs_with_those_rates() -> None:
         ((0.2, 0.2, 0.2), "classes", 3, "add up to 1, got 0.6"),
         ((1.0, 0.0), "regression", 1, "scale in head.base must be above 0"),
         ((1.0, 1.0, 1.0), "regression", 1, "mean and scale, got 3"),
+        ((50.0, 30.0), "regression", 1, "range is -1 to 1 .* got a mean of 50"),
     ],
 )
 def test_a_base_that_does_not_fit_the_labels_is_refused(base, task, outputs, words) -> None:  # type: ignore[no-untyped-def]

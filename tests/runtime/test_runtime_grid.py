@@ -64,6 +64,17 @@ def test_the_hash_sees_what_changes_a_result(assignment: str) -> None:
     assert changed(assignment) != changed()
 
 
+def test_settings_of_all_recipes_leave_a_head_that_only_adds_its_rule() -> None:
+    settings = recipes.settings("", "exact")
+    assert settings["all"]["head"]["rule"] == "dp-sgd"
+    for method in METHODS:
+        made = parse(layered(recipes.tree("breast-cancer-scorecard"), settings, method, []))
+        assert (made.head.model, made.head.rule) == ("sum", "frozen")
+    # what somebody asks for himself is left as it is, and refused later
+    asked = layered(recipes.tree("breast-cancer-scorecard"), settings, "dpzv", [{"head": {"rule": "dp-sgd"}}])
+    assert parse(asked).head.rule == "dp-sgd"
+
+
 def test_layers_come_in_the_order_recipe_all_method_changes() -> None:
     settings = {"all": {"train": {"B": 64, "lam": 0.5}}, "vafl": {"train": {"B": 32, "eta_m": 0.2}}}
     made = layered(TREE, settings, "vafl", [{"train": {"eta_m": 0.3}}])

@@ -174,13 +174,15 @@ def _carried(sets: list[Tree]) -> Tree:
 def _write(judged: list[_Trial], best: dict[str, Any], carried: Tree, what: str, folder: Path) -> None:
     """Write trials.jsonl, and best.toml: the settings the trials began from with each method's `best` on top.
 
-    `carried` are those among them that --set changed.
+    `carried` are those among them that --set changed. Where all trials failed there is nothing best.
     """
     from dpzv.config import merge
     from dpzv.durable import write_atomically
     from dpzv.runtime.search import settings_text, tree_of
 
     write_atomically(folder / "trials.jsonl", b"".join(msgspec.json.encode(trial) + b"\n" for trial in judged))
+    if not _best(judged):
+        return
     reasons = {f"all.{section}.{key}": "set by --set" for section, keys in carried.items() for key in keys}
     reasons["all.privacy.parents"] = "earlier runs on these records, the trials among them"
     for trial in _best(judged):
@@ -224,6 +226,9 @@ def _show(judged: Sequence[_Trial], folder: Path) -> None:
         chosen = ", ".join(f"{key}={value}" for key, value in trial.settings.items())
         lines.append([trial.method, str(trial.number), _figure(trial), refitted, sent, chosen])
     typer.echo(columned(lines))
+    if not _best(judged):
+        typer.echo(f"\nAll trials failed, so there are no best settings; what was tried: {folder / 'trials.jsonl'}")
+        return
     typer.echo(
         f"\nTrials and the best settings: {folder}\n"
         "Runs with best.toml or train-METHOD.toml count the trials as earlier runs on their records; "

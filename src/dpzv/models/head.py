@@ -112,6 +112,10 @@ def head_of(state: dict[str, Tensor]) -> Head | SumHead:
     return head
 
 
+FARTHEST = 10.0
+"""The largest mean of a number in `head.base`: labels are scaled to about 1, so a larger one is in other units."""
+
+
 def base_offset(base: float | Sequence[float], task: Task, outputs: int) -> Offset:
     """The offset that a base rate stands for: log-odds, log-frequencies, or the mean and the scale of a number."""
     numbers = (base,) if isinstance(base, float | int) else tuple(base)
@@ -120,6 +124,11 @@ def base_offset(base: float | Sequence[float], task: Task, outputs: int) -> Offs
             raise ConfigError(
                 f"head.base of a number must be its mean, or its mean and scale, got {len(numbers)} values; give "
                 "[mean, scale]."
+            )
+        if not abs(numbers[0]) <= FARTHEST:
+            raise ConfigError(
+                "head.base of a number is on the scale that is trained on, where a public range is -1 to 1 (-2 to 2 in "
+                f"dpzv.sklearn), got a mean of {numbers[0]:g}; give (mean - middle of the range) / half its width."
             )
         return Offset(numbers[:1], positive("the scale in head.base", (*numbers, 1.0)[1]))
     if len(numbers) != outputs:

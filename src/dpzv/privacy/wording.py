@@ -161,7 +161,7 @@ def artefacts_of(plans: Sequence[PrivacyPlan], *, guarantee: bool) -> tuple[Arte
         ("Deltas", "server, devices", True, "released through the ledger; the claim is about them"),
         ("w_m", "device m", not w_m, w_m or "follows from its start and the Deltas, which the claim covers"),
         ("w_0", "server", not w_0, w_0 or "moves by private quantities only; the claim counts them as released"),
-        ("final head", "server", False, "fitted to all labels without noise after the last Delta"),
+        ("final head", "server", False, "fitted to all labels without noise; with head.final = private there is none"),
         ("predictions", "server", False, "what they reveal of records and labels is not covered"),
         ("logs and metrics", "server", False, "computed from labels without noise"),
         ("ledger", "server", False, "holds hashes of the devices' uploads beside the Deltas"),

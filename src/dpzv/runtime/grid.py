@@ -7,6 +7,7 @@ OUT/runs/NAME-HASH.toml           the configuration it was started with
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import os
@@ -107,9 +108,13 @@ def config_hash(config: Config) -> str:
 def layered(tree: Tree, settings: Mapping[str, Any], method: str, changes: Sequence[Tree]) -> Tree:
     """A recipe's tree, then the settings of all methods, then those of `method`, then `changes`.
 
-    What only dpzv has (several directions a message, slopes of 8 bits) is left out for a method that has it not.
+    What only dpzv has (several directions a message, slopes of 8 bits) is left out for a method that has it not, and so
+    are rules of the head in the settings where it only adds: it has no weights that could move.
     """
-    for part in (settings.get("all", {}), settings.get(method, {}), *changes):
+    own = [settings.get("all", {}), settings.get(method, {})]
+    if functools.reduce(configuration.merge, changes, tree).get("head", {}).get("model") == "sum":
+        own = [{**part, "head": {k: v for k, v in part.get("head", {}).items() if k != "rule"}} for part in own]
+    for part in (*own, *changes):
         tree = configuration.merge(tree, part)
     facts = METHODS.get(method)  # runs of untrained devices are called by a name that is no method
     if facts and not facts.several and tree["train"].get("directions", 1) > 1:
