@@ -77,6 +77,13 @@ def test_a_resume_without_its_ledger_is_refused(cli: Cli, tmp_path: Path) -> Non
         file.unlink()
     refused(cli("resume", "run"), 4, "ledger")
     assert not (tmp_path / "run" / "summary.json").exists()
+    # nor is it taken for a new folder once its configuration is lost, too, and nothing is written there
+    (tmp_path / "run" / "config.toml").unlink()
+    again = cli("train", "digits", "--set", "train.rounds=2", "--quiet", "--out", "run")
+    refused(
+        again, 4, "holds metrics.jsonl, transcript.jsonl, checkpoint, weights of a run whose config.toml is missing"
+    )
+    assert not (tmp_path / "run" / "config.toml").exists()
 
 
 def test_a_recipe_in_another_encoding_is_one_sentence(cli: Cli, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dpzv.models.starts import (
     MatrixNoise,
     dp_pca_start,
     dp_whiten_start,
-    moment_sensitivity,
+    moment_norm,
     pca_start,
     second_moment,
     set_linear,
@@ -29,6 +29,7 @@ from dpzv.models.starts import (
     whiten_start,
 )
 from dpzv.privacy.plan import SUM_SLACK
+from dpzv.sensitivity import outer_product_factor
 
 
 def data(n: int = 3000) -> np.ndarray:
@@ -63,12 +64,12 @@ def test_one_record_moves_the_matrix_by_at_most_its_sensitivity(pair: np.ndarray
     with_first = second_moment(np.vstack([others, pair[:1]]), R, c)
     with_second = second_moment(np.vstack([others, pair[1:]]), R, c)
     slack = 1 + 1e-9  # float64 sums of 21 terms
-    assert np.linalg.norm(with_first - with_second) <= moment_sensitivity(R, c, "replace-one") * slack
+    assert np.linalg.norm(with_first - with_second) <= moment_norm(R, c) * outer_product_factor("replace-one") * slack
     without = second_moment(others, R, c)
-    assert np.linalg.norm(with_first - without) <= moment_sensitivity(R, c, "zero-out") * slack
+    assert np.linalg.norm(with_first - without) <= moment_norm(R, c) * outer_product_factor("zero-out") * slack
     # what is noised is the upper triangle
     moved = np.triu(with_first - with_second)
-    assert np.linalg.norm(moved) <= moment_sensitivity(R, c, "replace-one") * slack
+    assert np.linalg.norm(moved) <= moment_norm(R, c) * outer_product_factor("replace-one") * slack
 
 
 def test_the_sensitivity_is_nearly_reached() -> None:
@@ -76,7 +77,8 @@ def test_the_sensitivity_is_nearly_reached() -> None:
     a = second_moment(np.array([[R, 0.0]]), R, c)
     b = second_moment(np.array([[0.0, R]]), R, c)
     moved = np.linalg.norm(a - b)
-    assert 0.999 * moment_sensitivity(R, c, "replace-one") < moved <= moment_sensitivity(R, c, "replace-one")
+    most = moment_norm(R, c) * outer_product_factor("replace-one")
+    assert 0.999 * most < moved <= most
 
 
 def test_chunks_and_non_finite_rows() -> None:
@@ -140,7 +142,7 @@ def test_scaled_noise_covers_the_scaled_triangle(pair: np.ndarray, R: float, c: 
     grid = 2.0 ** (math.frexp(R**2 + c**2)[1] - 37)
     first, second = (second_moment(np.vstack([data(20)[:, :4], row[None]]), R, c, grid) for row in pair)
     moved = np.linalg.norm((first - second)[upper] * weights * grid)
-    assert moved <= moment_sensitivity(R, c, "replace-one") * (1 + SUM_SLACK)
+    assert moved <= moment_norm(R, c) * outer_product_factor("replace-one") * (1 + SUM_SLACK)
 
 
 def test_the_floor_bounds_what_is_blown_up() -> None:

@@ -79,3 +79,14 @@ def test_no_cap_keeps_nothing() -> None:
         counters.add(np.arange(B), charge)
     assert counters.can_pay(np.arange(B), charge).all()
     assert counters.largest == 0
+
+
+@pytest.mark.parametrize("draws", [2, 3, 4, 5, 8])
+def test_a_block_that_draws_a_record_too_often_is_refused_however_often(draws: int) -> None:
+    """Four times the whole cap is 0 in 64 bits."""
+    counters = CapCounters(D=D, cap=1.0)
+    with pytest.raises(PrivacyRefused, match="would pass their cap"):
+        counters.add_all([np.array([0])] * draws, 1 << 62)
+    assert counters.largest == 0
+    counters.add_all([np.array([0])], 1 << 62)
+    assert counters.room == 0

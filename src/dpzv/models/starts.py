@@ -21,8 +21,7 @@ from torch import nn
 
 from dpzv.errors import ConfigError
 from dpzv.models.dense import WhitenedLinear
-from dpzv.sensitivity import MIRRORED, MOST_SUMMED, SUM_CHUNK, outer_product_factor
-from dpzv.terms import Neighbours
+from dpzv.sensitivity import MIRRORED, MOST_SUMMED, SUM_CHUNK
 from dpzv.validate import positive
 
 __all__ = [
@@ -31,7 +30,7 @@ __all__ = [
     "Whitening",
     "dp_pca_start",
     "dp_whiten_start",
-    "moment_sensitivity",
+    "moment_norm",
     "pca_start",
     "second_moment",
     "set_linear",
@@ -85,13 +84,12 @@ class MatrixNoise:
         return 2 * self.scale / MIRRORED * math.sqrt(d) / n
 
 
-def moment_sensitivity(R: float, c: float, neighbours: Neighbours) -> float:
-    """How far one record moves the second-moment matrix, in Frobenius norm.
+def moment_norm(R: float, c: float) -> float:
+    """The largest Frobenius norm of what one record adds to the second-moment matrix: `||v v^T||_F <= R^2 + c^2`.
 
-    Formal guarantee: `||v v^T||_F <= R^2 + c^2` (zero-out) and `||v v^T - w w^T||_F <= sqrt(2) (R^2 + c^2)`
-    (replace-one) for rows clipped to `R` and extended by `c`, since the cross term `-2 (v.w)^2` can only lower it.
+    Rows v are clipped to norm `R` and extended by `c`. `outer_product_factor` says how far a record moves the matrix.
     """
-    return (R**2 + c**2) * outer_product_factor(neighbours)
+    return R**2 + c**2
 
 
 def second_moment(x: ArrayLike, R: float, c: float, grid: float = 0.0) -> Matrix | NDArray[np.int64]:
@@ -158,9 +156,9 @@ def _noisy_moment(rows: NDArray[Any], R: float, c: float, noise: MatrixNoise) ->
     """The second-moment matrix of `rows` [n, d] plus symmetric noise: [d+1, d+1].
 
     Formal guarantee: it is computed from the noisy upper triangle, and it is `mu_start`-GDP with noise of scale
-    `moment_sensitivity / mu_start`. The triangle with its off-diagonal entries times sqrt(2) has the Frobenius norm of
-    the whole matrix, so noise of equal scale on that vector is enough, which is `scale / sqrt(2)` on the entries
-    themselves.
+    `moment_norm * outer_product_factor / mu_start`. The triangle with its off-diagonal entries times sqrt(2) has the
+    Frobenius norm of the whole matrix, so noise of equal scale on that vector is enough, which is `scale / sqrt(2)` on
+    the entries themselves.
     """
     scale, grid = noise.scale, noise.grid
     moment = second_moment(rows, R, c, grid)

@@ -17,6 +17,7 @@ import msgspec
 from dpzv.durable import write_atomically
 from dpzv.errors import ConfigError, DataError, DiskError
 from dpzv.runtime.server_run import ServerRun
+from dpzv.validate import host_and_port
 
 __all__ = [
     "DeviceStatus",
@@ -183,10 +184,10 @@ async def serve_metrics(address: str, status: Callable[[], Status]) -> asyncio.S
         finally:
             writer.close()
 
-    host, _, port = address.rpartition(":")
+    host, port = host_and_port("metrics", address, 0)
     try:
-        return await asyncio.start_server(answer, host or "127.0.0.1", int(port))
-    except (OSError, ValueError) as error:
+        return await asyncio.start_server(answer, host.strip("[]"), port)
+    except OSError as error:
         raise ConfigError(
             f"the server cannot listen on metrics='{address}' ({error}); give another host:port."
         ) from None

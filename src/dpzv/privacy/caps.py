@@ -76,10 +76,10 @@ class CapCounters:
         """Charge all batches at once; refused, with nothing charged, unless every record can pay each time."""
         if charge and batches:
             drawn = np.bincount(np.concatenate(batches), minlength=len(self._used))
-            drawn *= charge
-            if charge * len(batches) > self.room and bool((self._used > _FULL - drawn).any()):
+            # how often each can pay is compared, since what many draws cost may not fit in 64 bits
+            if charge * len(batches) > self.room and bool((drawn > (_FULL - self._used) // charge).any()):
                 raise PrivacyRefused("a block has records that would pass their cap; plan more participations.")
-            self._used += drawn
+            self._used += drawn * charge
             self.room = _FULL - int(self._used.max())
 
     def add_many(self, batches: Sequence[NDArray[np.int64]], charge: int) -> None:

@@ -25,6 +25,7 @@ from dpzv.models.starts import (
     MatrixNoise,
     dp_pca_start,
     dp_whiten_start,
+    moment_norm,
     pca_start,
     set_linear,
     set_whitening,
@@ -149,8 +150,9 @@ def _put_private(
 
     The name of the noise's stream is a format of seeded runs.
     """
-    scale = start_event(plan, i).noise_multiplier * (R**2 + C_START**2)
-    grid = noise.grid(R**2 + C_START**2) if scale else 0.0
+    largest = moment_norm(R, C_START)
+    scale = start_event(plan, i).noise_multiplier * largest
+    grid = noise.grid(largest) if scale else 0.0
     drawn = MatrixNoise(
         scale,
         grid,

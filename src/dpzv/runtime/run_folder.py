@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.durable import disk_errors, holding, make_folder, make_zeros, open_log, sweep, sync, write_atomically
-from dpzv.errors import ConfigError
+from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.runtime.agreement import changed
 from dpzv.validate import toml_of
 
@@ -39,7 +39,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config_toml: str) -> Self:
-        """A new folder; refuses one that already holds a run."""
+        """A new folder; refuses one that already holds a run, or what is left of one."""
         if (path / "config.toml").exists():
             state = "finished" if (path / "summary.json").exists() else "unfinished"
             raise ConfigError(
@@ -47,6 +47,11 @@ class RunFolder:
                 f"command line goes on by `dpzv resume {path}`."
             )
         folder = cls(path)
+        if folder.traces:
+            raise PrivacyRefused(
+                f"{path} holds {', '.join(folder.traces)} of a run whose config.toml is missing, so what it has spent "
+                "is not known; put the missing files back, or choose another folder for a new run."
+            )
         with disk_errors(path):
             make_folder(path)
         write_atomically(path / "config.toml", config_toml.encode())
