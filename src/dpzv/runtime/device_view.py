@@ -90,8 +90,9 @@ class ViewLog:
     def __init__(self, run: Path, device: Device, shape: Shape, *, begun: bool) -> None:
         self._entry, self._path = shape.entry, run / "view" / f"device-{shape.m}"
         if not begun:
-            write_atomically(self._path / "config.toml", (run / "config.toml").read_bytes())
+            # first of all: by this file a view is told from a run, whose folder has a config.toml too
             write_atomically(self._path / "view.json", msgspec.json.encode(shape))
+            write_atomically(self._path / "config.toml", (run / "config.toml").read_bytes())
             held = {"x_train": device.x_train, "x_test": device.x_test}
             weights = device.method.network.state_dict()
             write_tensors(self._path / "held.safetensors", held | {f"w.{k}": w for k, w in weights.items()}, {})
