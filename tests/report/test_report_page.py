@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,15 @@ def test_the_page_is_one_file_for_its_owner_that_asks_for_nothing(runs: Path, tm
     nothing.mkdir()
     assert write_page([nothing], tmp_path / "none.html") == 0
     assert not (tmp_path / "none.html").exists()
+
+
+def test_the_title_names_a_recipe_only_if_all_runs_have_it(runs: Path) -> None:
+    """Parties' own files have no recipe, and a page may show different ones."""
+    both = read_runs([runs])
+    assert "<title>dpzv: 2 runs of breast-cancer</title>" in page(both)
+    for recipe in ("", "flights"):
+        other = replace(both[1], settings=both[1].settings | {"recipe": recipe})
+        assert "<title>dpzv: 2 runs</title>" in page([both[0], other])
 
 
 def test_what_devices_saw_is_no_run_of_its_own(tmp_path: Path) -> None:
