@@ -363,6 +363,7 @@ def test_what_cannot_be_a_federation_is_refused_in_a_sentence(name: str) -> None
         ({"train.B": 271}, "at most the number of records 270, got 271"),
         ({"privacy.epsilon": 0}, "privacy.epsilon must be above 0"),
         ({"data.name": "digits"}, "as given, got the key 'data.name'"),
+        ({"runtime.kind": "network"}, 'must be "simulate" or "fused" here, got "network"'),
         ({"devices.start": "dp-pca"}, "as given, got the key 'devices.start'"),
         ({"devices.latencies": 1}, "did you mean 'devices.latency'"),
         ({"train.lam": [1e-3] * 3}, "3 values for 2 devices"),

@@ -178,7 +178,8 @@ class NetworkSection(Section, frozen=True):
 class RuntimeSection(Section, frozen=True):
     """Where the run happens."""
 
-    # network: every party has a process of its own; fused: simulated rounds in blocks, on CUDA from graphs
+    # network: every party has a process of its own; `dpzv server` and `dpzv device` set it, and simulations refuse it;
+    # fused: simulated rounds in blocks, on CUDA from graphs
     kind: Literal["simulate", "fused", "network"] = "simulate"
     accelerator: Literal["cpu", "cuda"] = "cpu"  # where this party's torch computes
     threads: int = 0  # 0: one for linear and mlp devices, whose operations are short; else as many as there are cores

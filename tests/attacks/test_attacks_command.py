@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import typer
+from tests.first_run import FILES, write_files
 from typer.testing import CliRunner
 
 from dpzv.attacks import suite
@@ -16,8 +17,11 @@ from dpzv.attacks.findings import AttackRow
 from dpzv.attacks.suite import attack_run
 from dpzv.cli.attack_command import attack
 from dpzv.cli.train_command import train
+from dpzv.config import render
 from dpzv.errors import ConfigError, DataError, DpzvError, PrivacyRefused
 from dpzv.privacy.noise import SeededNoise
+from dpzv.runtime.party_file import agreed_run
+from dpzv.runtime.run_folder import RunFolder
 
 APP = typer.Typer()
 APP.command("train")(train)
@@ -113,6 +117,25 @@ def test_what_cannot_be_attacked_is_refused_with_a_sentence(tmp_path: Path) -> N
     assert "--record-view" in str(error)
     _, error = invoke("attack", tmp_path, "--devices", "bank")
     assert isinstance(error, ConfigError)
+
+
+def test_a_run_between_parties_keeps_no_views_and_its_simulation_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path)
+    config = agreed_run(tmp_path / FILES[0])
+    RunFolder.create(tmp_path / "server", render(config))
+    _, error = invoke("attack", tmp_path / "server")
+    assert isinstance(error, DataError)
+    assert "no party may hold what another one holds" in str(error)
+    assert "`dpzv train` with the agreed run, all parties' files and `--record-view`" in str(error)
+    sets = [word for key in ("train.rounds=6", "head.refit_steps=10") for word in ("--set", key)]
+    _, error = invoke("train", *FILES, "--record-view", "--quiet", "--out", tmp_path / "seen", *sets)
+    assert error is None
+    out, error = invoke("attack", tmp_path / "seen")
+    assert error is None
+    assert "labels: " in out
 
 
 def test_a_score_above_the_ceiling_ends_with_the_exit_code_of_privacy(

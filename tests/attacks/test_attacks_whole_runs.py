@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from dpzv import config as configuration
 from dpzv.attacks.audit import NETWORKED, WHOLE, attack, audit
@@ -17,6 +19,7 @@ from dpzv.attacks.crashing_runs import CANARY, crashing_run, made_up
 from dpzv.attacks.networked_runs import networked_run
 from dpzv.attacks.target import Target
 from dpzv.attacks.whole_runs import whole_runs
+from dpzv.cli.main import app
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.noise import ExactNoise, NoiseSource
@@ -87,6 +90,13 @@ def test_a_fault_of_the_network_alone_is_seen() -> None:
     assert plain_bound(found, 0.1) > 0.75 > found.claim == pytest.approx(0.5)
     finding = attack(target(), NETWORKED, 2)
     assert (finding.strategy, finding.trials, finding.above) == ("networked-runs", 2, False)
+
+
+def test_devices_of_an_audit_say_nothing_about_servers_that_die_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # those of the tests hear what else would be printed
+    done = CliRunner().invoke(app, ["audit", "breast-cancer", "--trials", "1", "--networked", "1"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "networked-runs" in done.stdout
 
 
 @pytest.mark.parametrize("method", ["dpzv", pytest.param("vafl", marks=pytest.mark.soak)])

@@ -43,6 +43,7 @@ def refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> N
         (["train", "digits", "--set", "train.eta_m=[0.1, 0.2]"], 2, ["train.eta_m", "2 values for 4 devices"]),
         (["train", "digits", "--set", "devices.model=tree"], 2, ["devices.model", "linear"]),
         (["train", "digits", "--set", "runtime.accelerator=cuda"], 2, ["cuda", "cpu"]),
+        (["train", "digits", "--set", "runtime.kind=network"], 2, ["runtime.kind", '"network"', "dpzv server"]),
         (["train", "mnist"], 3, ["dpzv data fetch mnist"]),
         (["data", "fetch", "mnits"], 2, ["mnits", "mnist"]),
         (["data", "fetch", "mnist", "--from", "nowhere"], 3, ["nowhere"]),

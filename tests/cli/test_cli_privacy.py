@@ -68,6 +68,20 @@ def test_a_plan_with_a_sampled_head_and_a_sweep(cli: Cli) -> None:
     assert "noise_over_clip" in text.splitlines()[0]
 
 
+@pytest.mark.parametrize("head", ["frozen", "dp-sgd"])
+def test_a_printed_plan_has_a_line_for_each_part_and_figures_of_a_head_only_where_there_is_one(
+    cli: Cli, head: str
+) -> None:
+    asked = [*PLAN, "--epsilon", "1", "--batch", "4096", "--head", head]
+    values = json.loads(cli(*asked).stdout)
+    lines = [line.split(maxsplit=1) for line in cli(*[word for word in asked if word != "--json"]).stdout.splitlines()]
+    told = {name: text for name, text in lines if name != "parts"}
+    for (_, text), part in zip([line for line in lines if line[0] == "parts"], values["parts"], strict=True):
+        figures = [f"{key} {part[key]:.10g}" for key in ("mu", "epsilon", "q", "z", "steps") if part[key] is not None]
+        assert text == f"{part['name']}: {', '.join(figures)}"
+    assert ("z" in told) == bool(values["z"]) == (head == "dp-sgd")
+
+
 def test_uncovered_plans_are_refused(cli: Cli) -> None:
     assert cli(*PLAN, "--epsilon", "1", "--batch", "512", "--head", "sgd").returncode == 4
     assert cli(*PLAN, "--epsilon", "0", "--batch", "512").returncode == 2

@@ -307,6 +307,16 @@ def test_a_party_that_alone_knows_all_labels_is_suspected() -> None:
     assert "reaches AUC 0.9991: perhaps one of its columns is the label" in found[0]
 
 
+def test_an_agreed_run_may_say_that_it_is_between_parties_and_a_simulation_may_not(cli: Cli) -> None:
+    agreed = Path(FILES[0])
+    assert "[runtime]" not in agreed.read_text()
+    agreed.write_text(agreed.read_text() + '\n[runtime]\nkind = "network"\n')
+    assert cli("rehearse", *FILES, *SHORT, "--out", "first", "--quiet").returncode == 0
+    done = cli("rehearse", *FILES, *SHORT, "--set", "runtime.kind=network", "--out", "none")
+    assert (done.returncode, Path("none").exists()) == (2, False)
+    assert 'here, got "network"' in done.stderr
+
+
 def test_another_file_is_another_run() -> None:
     """Runs of `compare` are found by their configuration, so it must change with the parties' files."""
     names = [rehearsed_tree(FILES)["data"]["name"]]

@@ -107,7 +107,10 @@ def test_a_run_leaves_what_the_contract_says(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_untrained_devices_stand_beside_every_run(cli: Cli, tmp_path: Path) -> None:
-    """They are what a run without rounds gives, without such a run; steps that are far too short add nothing."""
+    """They are what a run without rounds gives, without such a run; steps that are far too short add nothing.
+
+    There is no such row without a fill, with a private head, or where all first embeddings are alike.
+    """
     common = ("noise.source=seeded", "head.refit_steps=40", "devices.embedding=1")
     runs = {
         "idle": ("train.rounds=6", "train.eta_m=1e-12", "head.rule=frozen"),
@@ -115,6 +118,7 @@ def test_untrained_devices_stand_beside_every_run(cli: Cli, tmp_path: Path) -> N
         "trained": ("train.rounds=200", "privacy.epsilon=inf"),
         "empty": ("train.rounds=6", "table.start=zeros"),
         "private": ("train.rounds=6", "head.final=private"),
+        "alike": ("train.rounds=6", "head.model=sum", "head.rule=frozen", "devices.start=dp-whiten"),
     }
     told, found = {}, {}
     for name, own in runs.items():
@@ -124,13 +128,13 @@ def test_untrained_devices_stand_beside_every_run(cli: Cli, tmp_path: Path) -> N
     before, alone = found["idle"]["untrained"], found["none"]
     for key in ("test_auc", "test_accuracy", "test_loss", "bytes_up", "final_head"):
         assert before[key] == alone[key], key
-    assert [found[name]["untrained"] is None for name in runs] == [False, True, False, True, True]
+    assert [found[name]["untrained"] is None for name in runs] == [False, True, False, True, True, True]
     assert f"untrained devices  AUC {before['test_auc']:.4f}  not trained        0" in told["idle"]
     assert f"dpzv               AUC {before['test_auc']:.4f}  not trained        6" in told["idle"]  # a frozen head
     assert told["none"].count("untrained devices") == told["none"].count("not trained") == 1
     assert found["trained"]["test_auc"] > found["trained"]["untrained"]["test_auc"]
-    assert ["Training added nothing" in told[name] for name in runs] == [True, False, False, False, False]
-    assert [(tmp_path / name / "checkpoint" / "untrained.safetensors").exists() for name in runs] == [False] * 5
+    assert ["Training added nothing" in told[name] for name in runs] == [True, False, False, False, False, False]
+    assert [(tmp_path / name / "checkpoint" / "untrained.safetensors").exists() for name in runs] == [False] * 6
 
 
 def test_a_weak_delta_is_warned_of_before_anything_is_spent(cli: Cli, tmp_path: Path) -> None:

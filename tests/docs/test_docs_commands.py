@@ -15,6 +15,7 @@ from dpzv import recipes
 from dpzv.cli.main import app
 from dpzv.data import catalogue
 from tests.docs.pages import PAGES, ROOT, commands
+from tests.first_run import write_files
 
 README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"
 SHORT = ["--set", "train.rounds=2", "--set", "head.refit_steps=4", "--set", "head.steps=4", "--quiet"]
@@ -95,7 +96,8 @@ def test_the_commands_of_the_page_about_attacks_work_in_their_order() -> None:
     """With fewer rounds and runs: from a training that keeps its views to the audit of whole runs."""
     fewer = {"--trials": "20", "--whole": "1", "--networked": "1"}
     typed = commands(ROOT / "docs" / "howto" / "attack-your-own-run.md")
-    assert [arguments[0] for arguments in typed] == ["train", "attack", "attack", "audit", "audit"]
+    assert [arguments[0] for arguments in typed] == ["train", "train", "attack", "attack", "audit", "audit"]
+    write_files(Path())
     for arguments in typed:
         shortened = [fewer.get(before, word) for before, word in zip(["", *arguments], arguments, strict=False)]
         done = invoke(shortened + (SHORT if arguments[0] == "train" else []))

@@ -103,6 +103,7 @@ BAD: dict[str, tuple[dict[str, Any], Any, Any, str]] = {
     "sparse": ({}, scipy.sparse.csr_array(BANK.to_numpy()), Y, "Sparse data was passed"),
     "own key": ({"settings": {"privacy.epsilon": 2}}, BANK, Y, "got 'privacy.epsilon'; set the parameter `epsilon`"),
     "data": ({"settings": {"data.name": "digits"}}, BANK, Y, "got 'data.name'; leave it out"),
+    "network": ({"settings": {"runtime.kind": "network"}}, BANK, Y, 'runtime.kind must be .* here, got "network"'),
     "unknown key": ({"settings": {"train.round": 2}}, BANK, Y, "did you mean 'train.rounds'"),
     "no budget": ({"epsilon": 0}, BANK, Y, "privacy.epsilon must be above 0"),
 }

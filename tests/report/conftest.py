@@ -19,7 +19,7 @@ from dpzv.runtime.run import start
 SHORT = ("train.rounds=60", "train.eval_every=10", "head.final=private", "head.rule=frozen")
 
 
-def train(folder: Path, *changes: str, until: int = 60) -> None:
+def train(folder: Path, *changes: str, until: int = 60, record_view: bool = False) -> None:
     """A short run on breast-cancer with a few changes, stopped at round `until`."""
     tree = recipes.tree("breast-cancer")
     for change in (*SHORT, *changes):
@@ -28,7 +28,7 @@ def train(folder: Path, *changes: str, until: int = 60) -> None:
     def observe(snapshot: Snapshot) -> bool:
         return snapshot.t < until or until == 60
 
-    start(configuration.parse(tree), folder, observe, float("inf"))
+    start(configuration.parse(tree), folder, observe, float("inf"), record_view=record_view)
 
 
 def texts(figure: Path) -> list[str]:

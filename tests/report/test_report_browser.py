@@ -140,6 +140,45 @@ def test_curves_are_drawn_hidden_and_read_by_pointing(browser: Browser, address:
             assert [page.get_by_role("checkbox", name=name).is_checked() for name in ("first", "half")] == [seen, seen]
 
 
+SPY = """() => {
+    const draw = CanvasRenderingContext2D.prototype.fillText;
+    window.written = [];
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+        const beside = this.textAlign === "right";  // of the upright axis
+        if (beside) window.written.push([this.canvas, String(text), rest[0] - this.measureText(text).width]);
+        return draw.call(this, text, ...rest);
+    };
+}"""
+
+
+@pytest.mark.parametrize(
+    ("low", "step", "marks"),
+    [
+        (1.129, 4e-5, ["1.1290", "1.1291", "1.1292", "1.1293", "1.1294"]),
+        (0.5, 0.1, ["0.6", "0.8", "1.0", "1.2", "1.4"]),
+        (1000.0, 2e-7, [f"1,000.00000{n}" for n in ("00", "05", "10", "15", "20")]),
+        (0.0, 400.0, ["0", "1,000", "2,000", "3,000", "4,000"]),
+    ],
+)
+def test_numbers_beside_an_axis_have_the_decimals_that_tell_them_apart(
+    browser: Browser, runs: Path, tmp_path: Path, low: float, step: float, marks: list[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_bytes((runs / "first" / "config.toml").read_bytes())
+    line = lines_of(runs, "first")[0]
+    lines = [{**line, "round": 10 * i, "test_loss": low + step * i} for i in range(10)]
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    write_page([tmp_path / "run"], tmp_path / "page.html")
+    with opened(browser, (tmp_path / "page.html").as_uri(), viewport={"width": 1280, "height": 900}) as page:
+        page.evaluate(SPY)
+        page.get_by_role("button", name="Show all of every curve").click()  # drawn anew
+        page.wait_for_function("window.written.length > 0")
+        canvas = chart(page, "Test loss").locator("canvas")
+        found = canvas.evaluate("(canvas) => window.written.filter((one) => one[0] === canvas)")
+    assert [text for _, text, _ in found] == marks
+    assert min(left for _, _, left in found) >= 0  # none is cut off
+
+
 def test_everything_is_reached_by_keyboard_and_told_to_screen_readers(
     browser: Browser, address: str, runs: Path
 ) -> None:

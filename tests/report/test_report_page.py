@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dpzv.errors import ConfigError, DataError, PeerError
 from dpzv.report.page import ASSETS, page, write_page
 from dpzv.report.page_server import PageServer
 from dpzv.report.run_records import read_runs
-from tests.report.conftest import serving
+from tests.report.conftest import serving, train
 
 
 def data_of(text: str) -> dict[str, Any]:
@@ -151,6 +152,29 @@ def test_the_page_is_one_file_for_its_owner_that_asks_for_nothing(runs: Path, tm
     nothing.mkdir()
     assert write_page([nothing], tmp_path / "none.html") == 0
     assert not (tmp_path / "none.html").exists()
+
+
+def test_the_title_names_a_recipe_only_if_all_runs_have_it(runs: Path) -> None:
+    """Parties' own files have no recipe, and a page may show different ones."""
+    both = read_runs([runs])
+    assert "<title>dpzv: 2 runs of breast-cancer</title>" in page(both)
+    for recipe in ("", "flights"):
+        other = replace(both[1], settings=both[1].settings | {"recipe": recipe})
+        assert "<title>dpzv: 2 runs</title>" in page([both[0], other])
+
+
+def test_what_devices_saw_is_no_run_of_its_own(tmp_path: Path) -> None:
+    """A view has the configuration of its run, too, but not before the file by which it is told from a run."""
+    train(tmp_path / "seen", "train.rounds=6", record_view=True)
+    views = list(tmp_path.glob("seen/view/device-*"))
+    assert len(views) > 1
+    for view in views:
+        assert (view / "view.json").stat().st_mtime_ns <= (view / "config.toml").stat().st_mtime_ns
+    assert [run.name for run in read_runs([tmp_path])] == ["seen"]
+    out = tmp_path / "page.html"
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "seen"), "--out", str(out)])
+    assert (done.exit_code, done.output) == (0, f"Report page of 1 run: {out}\n")
+    assert read_runs([tmp_path / "seen" / "view"]) == []
 
 
 def test_the_command_writes_the_page_or_says_what_is_missing(runs: Path, tmp_path: Path) -> None:

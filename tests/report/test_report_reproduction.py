@@ -13,8 +13,8 @@ import pytest
 from dpzv.report.items import fig_budget, fig_honest, fig_theory
 from dpzv.report.panels import Curve, Panel, draw, window
 from dpzv.report.reproduced import ItemRuns, ItemTold, Line, Shown, lines_of, percent, standard
-from dpzv.report.reproduction_page import numbers, verdict, words
-from dpzv.runtime.reproduction import Asked, Cell, cells_of, item_of, workloads
+from dpzv.report.reproduction_page import numbers, verdict, words, write_page
+from dpzv.runtime.reproduction import SMOKE, Asked, Cell, cells_of, item_of, workloads
 
 TABLE = "table-communication"
 
@@ -92,6 +92,17 @@ def test_memory_is_compared_over_the_models_size() -> None:
     (a,) = cells("memory", "modelnet40", name="fig-memory")
     run = shown(a, 0.0, weights=100, peaks={"vafl": 290, "dpzv": 101})
     assert words(number, [Line((run,))], workloads())[2:] == ["2.90", "the same", "-", "matches"]
+
+
+def test_memory_of_a_smoke_test_is_that_of_another_network(tmp_path: Path) -> None:
+    item = item_of("fig-memory")
+    (cell,) = {c.job.key: c for c in cells_of(item, Asked(SMOKE, Path("nowhere")))}.values()
+    run = shown(cell, 0.0, weights=100, peaks={"vafl": 290, "dpzv": 101})
+    runs = ItemRuns("fig-memory", item, workloads(), (Line((run,)),))
+    write_page({"fig-memory": (runs, ItemTold(["none"], [], [], False))}, "none", tmp_path / "page.md")
+    rows = [line.split(" | ") for line in (tmp_path / "page.md").read_text().splitlines() if "peak memory over" in line]
+    assert {row[2] for row in rows} == {"1.01", "2.90"}
+    assert all(row[-1].startswith("not comparable: a smoke test") for row in rows)
 
 
 def test_the_row_of_a_number_has_both_accounts_and_the_frozen_devices() -> None:

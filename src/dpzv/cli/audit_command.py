@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpzv.cli.options import JsonOutcome, Recipe, Sets, tree_of
+from dpzv.cli.watching import warnings
 
 if TYPE_CHECKING:
     from dpzv.attacks.audit import Audit, Finding
@@ -48,7 +49,8 @@ def audit(
 
     config = configuration.parse(tree_of(recipe, set_))
     target = target_of(config, noise_of(config))
-    with Console(stderr=True, quiet=json).status("attacking") as status:
+    # devices of audited runs would warn of servers that die on purpose
+    with warnings(quiet=True, of="dpzv"), Console(stderr=True, quiet=json).status("attacking") as status:
 
         def told(one: Finding) -> None:
             status.update(f"attacking; {one.strategy} is done")

@@ -118,7 +118,10 @@ def plan(asked: PlanOptions) -> None:
     Example: dpzv privacy plan --epsilon 1 --delta 1e-5 --records 60000 --batch 512 --passes 5 --devices 7
     """
     if not asked.sweep:
-        _print(_figures(asked.request(asked.batch, asked.passes, asked.head_share)), asked.json)
+        figures = _figures(asked.request(asked.batch, asked.passes, asked.head_share))
+        if not asked.json and not figures["z"]:
+            del figures["z"]  # there is no head that moves; scripts have a zero
+        _print(figures, asked.json)
         return
     with_head = bool(HEAD_RULES[asked.head].mechanism)
     rows = [
@@ -241,7 +244,7 @@ def _figures(asked: PlanRequest) -> dict[str, Any]:
         "released": released(made.method, made.B, made.directions),
         "participations": made.participations,
         "z": made.z,
-        "parts": [] if asked.accounting == "paper" else msgspec.to_builtins(parts_of(made)),
+        "parts": [] if asked.accounting == "paper" else list(msgspec.to_builtins(parts_of(made))),
         "paper_sigma_dp": paper_sigma,
         "paper_epsilon": claimed,
         "warnings": list(made.warnings),
@@ -291,6 +294,7 @@ def _print(values: dict[str, Any], json: bool) -> None:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(inner)}" for key, inner in value.items() if inner is not None)
+    if isinstance(value, dict):  # a part of a plan
+        figures = (f"{key} {_text(inner)}" for key, inner in value.items() if key != "name" and inner is not None)
+        return f"{value['name']}: {', '.join(figures)}"
     return f"{value:.10g}" if isinstance(value, float) else str(value)

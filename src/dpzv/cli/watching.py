@@ -104,9 +104,9 @@ def _in_threads(
 
 
 @contextmanager
-def warnings(quiet: bool) -> Iterator[None]:
-    """Inside the block, what is weak about a plan is told before its budget is spent, or never if `quiet`."""
-    log, handler = logging.getLogger("dpzv.plan"), logging.NullHandler() if quiet else logging.StreamHandler()
+def warnings(quiet: bool, of: str = "dpzv.plan") -> Iterator[None]:
+    """Inside the block, warnings of a log are printed, or dropped if `quiet`: what is weak about a plan, or others."""
+    log, handler = logging.getLogger(of), logging.NullHandler() if quiet else logging.StreamHandler()
     log.addHandler(handler)
     log.propagate = False
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,6 @@ __all__ = ["CapCounters"]
 _FULL = 1 << 62
 # covers the rounding of the few float64 operations before a charge becomes an integer
 _ROUND_UP = 2.0**-50
-
-
-# batches counted at once when a ledger is rebuilt
-_CHUNK = 512
 
 
 class CapCounters:
@@ -92,14 +88,3 @@ class CapCounters:
             drawn = np.bincount(np.concatenate(batches), minlength=len(self._used))
             self._used += np.minimum(drawn, (_FULL - self._used) // charge) * charge
             self.room = _FULL - int(self._used.max())
-
-    def add_stored(self, events: Iterable[ReleaseEvent], ids_of: Callable[[int, int], NDArray[np.int64]]) -> None:
-        """Do what `add` would do for each of `events` in turn, in chunks of equal cost."""
-        batches: list[NDArray[np.int64]] = []
-        charge = 0
-        for event in events:
-            if (now := self.charge_of(event)) != charge or len(batches) == _CHUNK:
-                self.add_many(batches, charge)
-                batches, charge = [], now
-            batches.append(ids_of(event.m, event.position))
-        self.add_many(batches, charge)

@@ -67,8 +67,7 @@ class Ledger:
         self.receipts = Receipts(self.run_id, meta["receipt_key"])
         self.durable = self.noise_source != "seeded"
         self.ended = ledger_file.ENDED in meta
-        self.last_t = -1
-        self.releases = 0
+        self.releases, self.last_t = ledger_file.reached(self._connection)
         self.heard = {m for m in range(1, self.plan.M + 1) if _HEARD.format(m=m) in meta}
         stored = self._connection.execute("SELECT event FROM events ORDER BY number")
         self.charged: list[Event] = []
@@ -137,7 +136,9 @@ class Ledger:
             refuse_other_settings(path, ledger._agreed, agreed)
             began = ledger.plan, ledger.data_fingerprint, ledger.noise_source
             refuse_other_request(path, began, (plan, data_fingerprint, noise_source))
-            ledger._counters.add_stored(ledger._stored(), ids_of)
+            for B, sigma_dp, turns in ledger_file.turns(owned.connection):
+                charge = ledger._counters.charge_of(ledger.plan.event(t=0, m=0, position=0, B=B, sigma_dp=sigma_dp))
+                ledger._counters.add_many([ids_of(*turn) for turn in turns], charge)
             if ledger.releases < at_least:
                 raise PrivacyRefused(
                     f"the ledger {path} holds {ledger.releases} releases but the checkpoint knows of {at_least}; "
@@ -186,6 +187,12 @@ class Ledger:
             rows = self._connection.execute(query, (since, most)).fetchall()
         for t, m, position, Delta, frame_xxh3 in rows:
             yield t, m, position, np.frombuffer(Delta, "<f8"), frame_xxh3
+
+    def rounds(self, since: int) -> list[tuple[int, int]]:
+        """(t, m) of all releases from round `since` on."""
+        with plain_errors(self._path), self._disk:
+            self.flush()
+            return ledger_file.rounds(self._connection, since)
 
     def knows(self, m: int, position: int, t: int) -> bool:
         """Whether the release of round `t` was for the batch at `position` of device m."""
@@ -340,9 +347,3 @@ class Ledger:
         """With secret noise, make sure that this is not a copy of the ledger, as far as this machine knows."""
         if self.durable:
             self._marker = Marker(self._path, self.run_id, self._connection, self.releases)
-
-    def _stored(self) -> Iterator[ReleaseEvent]:
-        for row in self._connection.execute("SELECT t, m, position, B, sigma_dp FROM releases ORDER BY t"):
-            t, m, position, B, sigma_dp = row
-            self.last_t, self.releases = t, self.releases + 1
-            yield self.plan.event(t=t, m=m, position=position, B=B, sigma_dp=sigma_dp)

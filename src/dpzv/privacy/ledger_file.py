@@ -10,7 +10,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 from urllib.parse import quote
@@ -35,11 +35,14 @@ __all__ = [
     "lock_beside",
     "meta_of",
     "plain_errors",
+    "reached",
     "refuse_ended",
     "refuse_lost",
     "refuse_second_copy",
     "reopen",
+    "rounds",
     "snapshot",
+    "turns",
 ]
 
 T = TypeVar("T")
@@ -300,3 +303,25 @@ def _connect(path: Path, *, durable: bool) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def reached(connection: sqlite3.Connection) -> tuple[int, int]:
+    """How many releases are stored, and the round of the last one; -1 without any."""
+    count, last = connection.execute("SELECT COUNT(*), COALESCE(MAX(t), -1) FROM releases").fetchone()
+    return count, last
+
+
+def rounds(connection: sqlite3.Connection, since: int) -> list[tuple[int, int]]:
+    """(t, m) of all releases from round `since` on."""
+    return connection.execute("SELECT t, m FROM releases WHERE t >= ? ORDER BY t", (since,)).fetchall()
+
+
+def turns(connection: sqlite3.Connection) -> Iterator[tuple[int, float, list[tuple[int, int]]]]:
+    """The stored releases in their order: runs of them with the same B and sigma_dp, and each one's (m, position).
+
+    A server that comes back reads all of them before it can go on, so they are read by thousands.
+    """
+    rows = connection.execute("SELECT B, sigma_dp, m, position FROM releases ORDER BY t")
+    while some := rows.fetchmany(4096):
+        for (B, sigma_dp), alike in groupby(some, key=lambda row: row[:2]):
+            yield B, sigma_dp, [row[2:] for row in alike]

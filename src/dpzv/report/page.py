@@ -110,8 +110,8 @@ def _value(line: dict[str, Any], key: str) -> float | None:
 def _title(runs: Sequence[RunRecord]) -> str:
     if len(runs) == 1:
         return f"dpzv: {runs[0].name}"
-    recipes = dict.fromkeys(str(run.settings["recipe"]) for run in runs if run.settings.get("recipe"))
-    return f"dpzv: {len(runs)} runs" + (f" of {', '.join(recipes)}" if recipes else "")
+    recipes = {str(run.settings.get("recipe") or "") for run in runs}
+    return f"dpzv: {len(runs)} runs" + (f" of {recipes.pop()}" if len(recipes) == 1 and "" not in recipes else "")
 
 
 def _about(runs: Sequence[RunRecord], renew: float) -> str:

@@ -38,7 +38,7 @@ class RunRecord:
 
 
 def folders_at(places: Sequence[Path]) -> list[Path]:
-    """The run folders at and below `places`, each once, in the order of their names.
+    """The run folders at and below `places`, each once, in the order of their names; a device's view is no run.
 
     Raises `ConfigError` where a place does not exist.
     """
@@ -48,7 +48,7 @@ def folders_at(places: Sequence[Path]) -> list[Path]:
             raise ConfigError(f"expected the folder of a run, or one with runs in it, got {place}, which is no folder.")
         for folder, inner, files in os.walk(place):
             inner.sort()
-            if "config.toml" in files:
+            if "config.toml" in files and "view.json" not in files:
                 found.setdefault(Path(folder).resolve(), Path(folder))
     return list(found.values())
 

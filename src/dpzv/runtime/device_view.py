@@ -90,8 +90,9 @@ class ViewLog:
     def __init__(self, run: Path, device: Device, shape: Shape, *, begun: bool) -> None:
         self._entry, self._path = shape.entry, run / "view" / f"device-{shape.m}"
         if not begun:
-            write_atomically(self._path / "config.toml", (run / "config.toml").read_bytes())
+            # first of all: by this file a view is told from a run, whose folder has a config.toml too
             write_atomically(self._path / "view.json", msgspec.json.encode(shape))
+            write_atomically(self._path / "config.toml", (run / "config.toml").read_bytes())
             held = {"x_train": device.x_train, "x_test": device.x_test}
             weights = device.method.network.state_dict()
             write_tensors(self._path / "held.safetensors", held | {f"w.{k}": w for k, w in weights.items()}, {})
@@ -137,9 +138,21 @@ def read_views(run: Path, devices: Iterable[int] = ()) -> tuple[DeviceView, ...]
     """
     folder = run / "view"
     chosen = tuple(devices) or tuple(sorted(int(path.name.removeprefix("device-")) for path in folder.glob("device-*")))
+    if not chosen and _between_parties(run):
+        raise DataError(
+            f"expected the views of devices, got {run}, a run between parties, which keeps none, since no party may "
+            "hold what another one holds; attack a simulation of the same configuration: `dpzv train` with the agreed "
+            "run, all parties' files and `--record-view`."
+        )
     if not chosen:
         raise DataError(f"{run} has no views of its devices; train with `--record-view` to keep them.")
     return tuple(_read(folder / f"device-{m}") for m in chosen)
+
+
+def _between_parties(run: Path) -> bool:
+    """Whether this is the folder of a server that talked to devices."""
+    file = run / "config.toml"
+    return file.exists() and configuration.parse(toml_of(file.read_bytes(), str(file))).runtime.kind == "network"
 
 
 def _read(path: Path) -> DeviceView:

@@ -27,7 +27,7 @@ from dpzv.runtime.fused_devices import Kin, architecture
 from dpzv.runtime.fused_graph import Replay
 from dpzv.runtime.fused_head import FusedHeadSteps, Heads
 from dpzv.runtime.fused_host import Book, Turns, Writer
-from dpzv.runtime.fused_kinds import refuse_unfusable
+from dpzv.runtime.fused_kinds import refuse_kind
 from dpzv.runtime.fused_round import ROUNDS
 from dpzv.runtime.fused_tape import Tape, TapeShape
 from dpzv.runtime.journal import Observer
@@ -231,7 +231,7 @@ def run_fused(
     """
     first = simulations[0].server_run
     for simulation in simulations:
-        refuse_unfusable(simulation.server_run.config)
+        refuse_kind(simulation.server_run.config)
         if simulation.views:
             raise ConfigError('fused rounds keep no views of devices; set runtime.kind = "simulate" to keep them.')
         simulation.begin(observe)

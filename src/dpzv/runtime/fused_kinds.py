@@ -8,7 +8,7 @@ from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.errors import ConfigError
 
-__all__ = ["HEADS", "METHODS", "alike", "fused_if_possible", "refuse_unfusable", "why_not"]
+__all__ = ["HEADS", "METHODS", "alike", "fused_if_possible", "refuse_kind", "why_not"]
 
 METHODS = ("dpzv", "zoo-vfl", "vafl", "vfl-czofo")
 HEADS = ("dp-sgd", "joint-zo", "frozen", "sgd", "zo")
@@ -41,8 +41,13 @@ def fused_if_possible(config: Config, *, rounds: bool = True) -> Config:
     return replace(config, runtime=replace(config.runtime, kind="simulate"))
 
 
-def refuse_unfusable(config: Config) -> None:
-    """Refuse a run that asks to be fused and cannot be."""
+def refuse_kind(config: Config) -> None:
+    """Refuse to simulate a run that asks for parties with processes of their own, or to be fused and cannot be."""
+    if config.runtime.kind == "network":
+        raise ConfigError(
+            'a run in one process is simulated, so runtime.kind must be "simulate" or "fused" here, got "network"; '
+            "leave it out, or start every party by itself with `dpzv server` and `dpzv device`."
+        )
     if config.runtime.kind == "fused" and (why := why_not(config)):
         raise ConfigError(f'this run cannot be fused, since {why}; set runtime.kind = "simulate".')
 

@@ -16,7 +16,7 @@ from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.device_networks import Networks, make_networks
 from dpzv.runtime.device_view import ask_for_views
 from dpzv.runtime.fused_engine import run_fused
-from dpzv.runtime.fused_kinds import refuse_unfusable
+from dpzv.runtime.fused_kinds import refuse_kind
 from dpzv.runtime.journal import Observer
 from dpzv.runtime.rehearsal import rehearsed
 from dpzv.runtime.run_folder import RunFolder
@@ -70,7 +70,7 @@ def run(
     """
     check(data)
     accelerator_of(config)  # refuses one that is not there
-    refuse_unfusable(config)
+    refuse_kind(config)
     simulation = Simulation(config, data, networks)  # refuses before anything is written
     folder = RunFolder.create(path, configuration.render(config))
     if record_view:

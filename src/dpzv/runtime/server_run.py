@@ -301,8 +301,8 @@ class ServerRun:
 
     def _rounds_of(self, m: int) -> array[int]:
         """The rounds in which device m got its releases, by position."""
-        while self._indexed < self.ledger.last_t:
-            for t, to, *_ in self.ledger.released(self._indexed + 1, AT_ONCE):
+        if self._indexed < self.ledger.last_t:
+            for t, to in self.ledger.rounds(self._indexed + 1):
                 self._rounds[to - 1].append(t)
                 self._indexed = t
         return self._rounds[m - 1]
@@ -313,10 +313,9 @@ class ServerRun:
     def _catch_up(self, known: int) -> None:
         """Take over the rounds after round `known` from the ledger."""
         server = self.server
-        for t, m, position, Delta, digest in self.ledger.released():
-            if t > known:
-                self.folder.transcript(t, m, Delta, digest)
-                server.t, server.positions[m - 1], server.times[m - 1] = t, position + 1, t
+        for t, m, position, Delta, digest in self.ledger.released(known + 1):
+            self.folder.transcript(t, m, Delta, digest)
+            server.t, server.positions[m - 1], server.times[m - 1] = t, position + 1, t
 
 
 def _alike(rows: torch.Tensor) -> bool:

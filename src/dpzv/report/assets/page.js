@@ -90,9 +90,21 @@
       `${AXES[x]} ${number(place)}: ` + found.map((one) => `${one.name} ${number(one.value)}`).join("; ");
   }
 
+  /* The numbers beside an axis, with as many decimals as it takes to tell one from the next. */
+  function marks(u, splits, axis, space, step) {
+    let decimals = 0, scaled = step;
+    while (decimals < 20 && Math.abs(scaled - Math.round(scaled)) > 1e-6 * scaled) scaled = step * 10 ** ++decimals;
+    const shown = { minimumFractionDigits: decimals, maximumFractionDigits: decimals };
+    return splits.map((value) => value.toLocaleString("en", shown));
+  }
+
+  /* Pixels for the numbers beside the upright axis. */
+  const room = (u, texts) => Math.max(58, 22 + 7 * Math.max(...(texts ?? [""]).map((text) => text.length)));
+
   function options(chart, place) {
     const ink = colour("--quiet"), line = colour("--line");
-    const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "12px system-ui" };
+    const lines = { grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
+    const axis = { ...lines, stroke: ink, font: "12px system-ui", values: marks };
     return {
       width: place.clientWidth,
       height: place.clientHeight,
@@ -110,7 +122,7 @@
       }))),
       axes: [
         { ...axis, label: AXES[x], labelSize: 22, labelFont: "12px system-ui", size: 34 },
-        { ...axis, size: 58 },
+        { ...axis, size: room },
       ],
       hooks: { setCursor: [() => moved(chart)] },
     };
