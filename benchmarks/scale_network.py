@@ -1,8 +1,8 @@
 """Scale with a real server and real devices over TLS on loopback: ten million records, and fifty devices.
 
-The server is in this process. Four devices have a process each, fifty share two. For records, a run over 60,000 of them
-comes before and after the one over ten million, and all records are predicted in the end. Memory is what a process
-holds for itself (`RssAnon`), at its peak from the start to the end of training or prediction.
+The server has a process for each run, four devices have a process each, fifty share two. For records, a run over 60,000
+of them comes before and after the one over ten million, and all records are predicted in the end. Memory is what a
+process holds for itself (`RssAnon`), at its peak from the start to the end of training or prediction.
 
     python -m benchmarks.scale_network            all rows, with 10 million records
     python -m benchmarks.scale_network 1000000    fewer records, to try it
@@ -11,7 +11,6 @@ holds for itself (`RssAnon`), at its peak from the start to the end of training 
 from __future__ import annotations
 
 import asyncio
-import gc
 import statistics
 import sys
 import tempfile
@@ -93,6 +92,15 @@ class _Order:
     folder: Path
 
 
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """What a process of the server is told to do: train, or predict all records."""
+
+    case: _Case
+    folder: Path
+    predict: bool
+
+
 class _Server(ServerParty):
     @property
     def rounds(self) -> int:
@@ -126,80 +134,90 @@ def _devices(orders: Connection) -> None:
         orders.send(max(peak))
 
 
+def _server(pipe: Connection) -> None:
+    """Serve what is asked, and answer with the port, and then with the seconds of a round and the peak of memory."""
+    torch.set_num_threads(1)
+    while (asked := pipe.recv()) is not None:
+        with sampled() as peak:
+            seconds = asyncio.run(_serve(asked, pipe))
+        pipe.send((seconds, max(peak)))
+
+
+async def _serve(asked: _Service, pipe: Connection) -> float:
+    """Train or predict, and return the seconds of a round."""
+    case, config = asked.case, asked.case.config(asked.folder)
+    y = np.random.default_rng(9).integers(0, 2, case.D)
+    labels = LabelRecords(case.hashes(), y, "binary", 2, "made up", "a key")
+    listener = GrpcListener("127.0.0.1:0", _credentials(asked.folder, "server"))
+    if asked.predict:
+        predictor = Predictor(config, labels, RunFolder.existing(asked.folder / "run"), case.hashes)
+        predicting = asyncio.create_task(predictor.run(listener, 600))
+        await _tell_port(listener, predicting, pipe)
+        assert len(await predicting) == case.D
+        return 0.0
+    server = _Server(config, labels, RunFolder.create(asked.folder / "run", configuration.render(config)))
+    del y, labels  # the server holds them
+    serving = asyncio.create_task(server.run(listener))
+    await _tell_port(listener, serving, pipe)
+    seconds = await _pace(server, serving, case.rounds)
+    await serving
+    return seconds
+
+
+async def _tell_port(listener: GrpcListener, serving: asyncio.Task[Any], pipe: Connection) -> None:
+    while not listener.port:
+        if serving.done():
+            serving.result()
+        await asyncio.sleep(0.01)
+    pipe.send(listener.port)
+
+
+async def _pace(server: _Server, serving: asyncio.Task[Any], rounds: int) -> float:
+    """Seconds of a round, between a tenth and nine tenths of all rounds."""
+    seen = []
+    for share in (0.1, 0.9):
+        while server.rounds < share * rounds:
+            if serving.done():
+                serving.result()
+            await asyncio.sleep(0.002)
+        seen.append((time.perf_counter(), server.rounds))
+    (start, first), (end, last) = seen
+    return (end - start) / (last - first)
+
+
 class _Federation:
-    """The parties of a case: their keys, and the processes of the devices."""
+    """The parties of a case: their keys, and the processes of the devices; every service has a new server process."""
 
     def __init__(self, case: _Case, above: Path, stack: ExitStack) -> None:
         self.case = case
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=above)))
         issue_keys(self.folder, case.names)
         self._pipes = spawned(_devices, case.processes, stack)
-        y = np.random.default_rng(9).integers(0, 2, case.D)
-        self._labels = LabelRecords(case.hashes(), y, "binary", 2, "made up", "a key")
 
-    async def _with_devices(self, listener: GrpcListener, serving: asyncio.Task[Any]) -> int:
-        """Let the devices take part in what is served, and return the largest peak of their processes."""
-        while not listener.port:
-            if serving.done():
-                serving.result()
-            await asyncio.sleep(0.01)
-        M, n = self.case.M, len(self._pipes)
-        for i, pipe in enumerate(self._pipes):
-            pipe.send(_Order(self.case, tuple(range(1 + i, M + 1, n)), listener.port, self.folder))
-        peaks: list[int] = [await asyncio.to_thread(pipe.recv) for pipe in self._pipes]
-        await serving
-        return max(peaks)
-
-    async def train(self) -> tuple[float, int, int]:
-        """Train, and return the seconds of a round and the peaks of the server's and of a device's memory."""
-        began, config = time.perf_counter(), self.case.config(self.folder)
-        with sampled() as own:
-            run = RunFolder.create(self.folder / "run", configuration.render(config))
-            server, listener = _Server(config, self._labels, run), self._listener()
-            serving = asyncio.create_task(server.run(listener))
-            watching = asyncio.create_task(self._pace(server, serving))
-            theirs = await self._with_devices(listener, serving)
-            seconds = await watching
+    def serve(self, *, predict: bool = False) -> tuple[float, int, int]:
+        """Train or predict; returns the seconds of a round and the peaks of the server's and of a device's memory."""
+        began, M, n = time.perf_counter(), self.case.M, len(self._pipes)
+        with ExitStack() as stack:
+            [server] = spawned(_server, 1, stack)
+            server.send(_Service(self.case, self.folder, predict))
+            port = server.recv()
+            for i, pipe in enumerate(self._pipes):
+                pipe.send(_Order(self.case, tuple(range(1 + i, M + 1, n)), port, self.folder))
+            device = max(pipe.recv() for pipe in self._pipes)
+            seconds, own = server.recv()
         took = time.perf_counter() - began
+        what = "prediction of all records" if predict else f"{1e3 * seconds:.2f} ms a round"
         print(
-            f"network: D={self.case.D:,}, M={self.case.M}: {1e3 * seconds:.2f} ms a round, {took:.0f} s in all, "
-            f"server {max(own) / 2**30:.2f} GiB, largest process of devices {theirs / 2**30:.2f} GiB",
+            f"network: D={self.case.D:,}, M={M}: {what}, {took:.0f} s in all, "
+            f"server {own / 2**30:.2f} GiB, largest process of devices {device / 2**30:.2f} GiB",
             file=sys.stderr,
         )
-        return seconds, max(own), theirs
-
-    async def predict(self) -> tuple[int, int]:
-        """Predict all records, and return the peaks of the server's and of a device's memory."""
-        began, config = time.perf_counter(), self.case.config(self.folder)
-        with sampled() as own:
-            run, listener = RunFolder.existing(self.folder / "run"), self._listener()
-            predictor = Predictor(config, self._labels, run, self.case.hashes)
-            serving = asyncio.create_task(predictor.run(listener, 600))
-            theirs = await self._with_devices(listener, serving)
-            assert len(serving.result()) == self.case.D
-        took = time.perf_counter() - began
-        print(f"network: {self.case.D:,} records are predicted in {took:.0f} s", file=sys.stderr)
-        return max(own), theirs
-
-    async def _pace(self, server: _Server, serving: asyncio.Task[Any]) -> float:
-        """Seconds of a round, between a tenth and nine tenths of all rounds."""
-        seen = []
-        for share in (0.1, 0.9):
-            while server.rounds < share * self.case.rounds:
-                if serving.done():
-                    serving.result()
-                await asyncio.sleep(0.002)
-            seen.append((time.perf_counter(), server.rounds))
-        (start, first), (end, last) = seen
-        return (end - start) / (last - first)
-
-    def _listener(self) -> GrpcListener:
-        return GrpcListener("127.0.0.1:0", _credentials(self.folder, "server"))
+        return seconds, own, device
 
 
 def _trained(case: _Case, above: Path) -> float:
     with ExitStack() as stack:
-        return asyncio.run(_Federation(case, above, stack).train())[0]
+        return _Federation(case, above, stack).serve()[0]
 
 
 def _records(D: int, above: Path) -> list[Row]:
@@ -207,11 +225,10 @@ def _records(D: int, above: Path) -> list[Row]:
     before = _trained(few, above)
     with ExitStack() as stack:
         many = _Federation(_Case(D, 4, 16, 4, 1600), above, stack)
-        seconds, server, device = asyncio.run(many.train())
-        gc.collect()  # a prediction is another process of the server's operator, which has nothing left of the run
-        predicting = asyncio.run(many.predict())
+        seconds, *training = many.serve()
+        _, *predicting = many.serve(predict=True)
     after = _trained(few, above)
-    gib = [peak / 2**30 for peak in (server, device, *predicting)]
+    gib = [peak / 2**30 for peak in (*training, *predicting)]
     name = f"network, D={D:,}"
     return [
         Row(f"{name}: a round over one with {SMALL:,} records", 2 * seconds / (before + after), 1.3),

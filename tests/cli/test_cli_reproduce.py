@@ -71,10 +71,16 @@ def test_the_figures_of_the_page_are_those_of_the_run_records(smoke: Path) -> No
     assert cells[7] == f"{(summary['bytes_up'] + summary['bytes_down']) / 1e6:.1f}"
 
 
+def test_finished_runs_keep_their_records_and_not_their_weights(smoke: Path) -> None:
+    runs = [file.parent for file in smoke.glob("runs/*/summary.json")]
+    assert runs
+    assert not [run for run in runs if (run / "weights").exists() or (run / "checkpoint").exists()]
+
+
 def test_frozen_devices_have_the_head_of_the_trained_ones_and_never_move(smoke: Path) -> None:
     table = (smoke / "tables" / "fig-convergence.md").read_text()
     assert "| devices frozen, same head | paper |" in table
-    (file,) = smoke.glob("runs/smoke-paper-frozen-eps1-*/summary.json")
+    (file,) = smoke.glob("runs/smoke-paper-frozen-epsinf-*/summary.json")
     summary = json.loads(file.read_text())
     assert summary["head_rule"] == "sgd"
     assert summary["private_head"]["trained"]

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import tempfile
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -515,3 +516,44 @@ def test_the_request_alone_reopens_a_ledger(tmp_path: Path) -> None:
     create(tmp_path / "other.sqlite", frozen).close()
     unlooked = msgspec.structs.replace(request_of(frozen), head_share=0.9, head_batch=3, start_share=0.7)
     reopen(tmp_path / "other.sqlite", unlooked).close()  # type: ignore[arg-type]
+
+
+# --- many rounds in one piece ---------------------------------------------------------------------
+
+
+def block(rounds: Iterable[int]) -> list[tuple[int, int, int]]:
+    return [(t, t % M, t // M) for t in rounds]
+
+
+def test_rounds_in_one_piece_charge_what_they_charge_one_by_one(tmp_path: Path) -> None:
+    plan = plan_of()
+    with create(tmp_path / "a.sqlite", plan) as one_by_one, create(tmp_path / "b.sqlite", plan) as together:
+        write(one_by_one, range(T))
+        together.submit_all(event_of(plan, 0), block(range(7)))
+        together.submit_all(event_of(plan, 7), block(range(7, T)))
+        assert all_masks(together) == all_masks(one_by_one)
+        assert together.unit_mu_squared == one_by_one.unit_mu_squared
+        assert (together.releases, together.last_t) == (one_by_one.releases, one_by_one.last_t) == (T, T - 1)
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [[*range(30, T + 1)], [30, 30], [30, 32], [29, 30]],
+    ids=["more than are left", "one twice", "a gap", "one again"],
+)
+def test_rounds_in_one_piece_are_those_that_the_plan_still_has(tmp_path: Path, rounds: list[int]) -> None:
+    plan = plan_of()
+    with create(tmp_path / "ledger.sqlite", plan) as ledger:
+        ledger.submit_all(event_of(plan, 0), block(range(30)))
+        before = ledger.unit_mu_squared
+        with pytest.raises(PrivacyRefused):
+            ledger.submit_all(event_of(plan, rounds[0]), block(rounds))
+        assert (ledger.releases, ledger.unit_mu_squared) == (30, before)
+
+
+def test_the_log_beside_the_ledger_stays_short(tmp_path: Path) -> None:
+    """A log that grows to SQLite's usual four megabytes makes every commit take twice as long."""
+    file = tmp_path / "ledger.sqlite"
+    with create(file, plan_of(T=600, participations=200), durable=True) as ledger:
+        write(ledger, range(600))
+        assert (tmp_path / "ledger.sqlite-wal").stat().st_size < 2**20

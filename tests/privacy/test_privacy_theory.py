@@ -293,6 +293,16 @@ def test_what_is_admissible() -> None:
     assert admissible_eta(changed(tau=1000), 1, lam=0.1, C=20.0) < 1e-3  # long delays admit small steps only
 
 
+@pytest.mark.parametrize("clip", [5.0, 6.0, 8.0])
+def test_a_tight_clip_admits_smaller_steps(clip: float) -> None:
+    """Without delays the limit for few rounds is 1 / (2 a L), a = 2 d (1 + sqrt(X)), X as in the bias of a clip."""
+    k, lam = changed(d_0=0, d_m=(20,), L=3.0), 1e-4
+    room = clip - 3.0 * lam * 20 / 2
+    X = 2 * math.sqrt(2 * math.pi) * math.exp(-(room**2) / 8)
+    assert X > 1e-3
+    assert admissible_eta(k, 1, lam=lam, C=clip) == pytest.approx(1 / (2 * 2 * 20 * (1 + math.sqrt(X)) * 3.0), rel=1e-6)
+
+
 def test_the_least_clip_is_where_clipping_stops_being_certain() -> None:
     lam = 1e-3
     least = least_clip(KNOWN, lam)

@@ -1,10 +1,15 @@
-"""Run records of a reproduction that are kept in one file."""
+"""Run records of a reproduction that are kept in one file, and the page that tells them."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from benchmarks.reproduction_records import FILES, pack, unpack
+
+from dpzv.cli.reproduce_command import reproduce
+
+PAGE = Path(__file__).parents[2] / "docs" / "reproduction.md"
 
 
 def test_kept_records_become_finished_runs_and_are_packed_as_they_were(tmp_path: Path) -> None:
@@ -18,3 +23,28 @@ def test_kept_records_become_finished_runs_and_are_packed_as_they_were(tmp_path:
             first, second = (tmp_path / place / "runs" / summary.parent.name / name for place in ("one", "two"))
             assert first.exists() == second.exists()
             assert not first.exists() or first.read_text() == second.read_text()
+
+
+def test_the_page_tells_what_the_kept_records_tell(tmp_path: Path) -> None:
+    """Which workloads have their records here differs, so rows that were not run are left out."""
+    unpack(tmp_path)
+    (command,) = [line for line in PAGE.read_text().splitlines() if line.startswith("    dpzv reproduce ")]
+    _, _, name, _, scale, *options = shlex.split(command)
+    reproduce(name=name, scale=scale, set_=[], data=options[1::2], budget=0.0, out=tmp_path, quiet=True)
+    told, shown = (figures(page.read_text()) for page in (tmp_path / "reproduction.md", PAGE))
+    assert told.keys() == shown.keys()
+    for section, rows in told.items():
+        assert shown[section] == rows, section
+    assert sum(map(len, told.values())) > 100
+
+
+def figures(page: str) -> dict[str, list[list[str]]]:
+    """The rows of each section that have a figure; of one that was not run it does not matter why."""
+    found: dict[str, list[list[str]]] = {}
+    for part in page.split("\n## ")[1:]:
+        title, _, text = part.partition("\n")
+        rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+        rows = [["not run" if cell.startswith("not run") else cell for cell in row] for row in rows]
+        first = title.startswith("Every number")  # there a row has several figures
+        found[title] = [row for row in rows if first or "not run" not in row]
+    return found

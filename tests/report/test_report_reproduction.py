@@ -56,6 +56,13 @@ def test_a_line_has_the_mean_and_deviation_of_its_seeds() -> None:
     assert Line((shown(replace(a, missing="not run: no records")),)).status == "not run: no records"
 
 
+def test_a_run_that_fits_no_head_after_its_rounds_has_no_refitted_figure() -> None:
+    in_loop_only, fitted = cells("dpzv")[0], cells("dpzv", accounting="exact", name="fig-honest")[0]
+    assert math.isnan(shown(in_loop_only, 0.9).refitted)
+    assert Line((shown(in_loop_only, 0.9),)).text(lambda run: run.refitted, percent) == "-"
+    assert shown(fitted, 0.9).refitted == pytest.approx(0.91)
+
+
 @pytest.mark.parametrize(
     ("until", "word"),
     [(500, "better"), (519, "matches"), (633, "matches"), (634, "worse"), (None, "worse")],

@@ -17,12 +17,13 @@ from dpzv import recipes
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset, Records, from_arrays
 from dpzv.errors import ConfigError
+from dpzv.privacy.gdp import mu_of
 from dpzv.runtime import gradient_norm, memory_peak
 from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.grid import Job, State, config_hash
 from dpzv.runtime.in_turn import run_in_turn
 from dpzv.runtime.plain_models import plain_model
-from dpzv.runtime.reproduction import ITEMS, TUNING, Asked, Cell, cells_of, item_of, ordered, workloads
+from dpzv.runtime.reproduction import ITEMS, TUNING, Asked, Cell, Tuned, cells_of, item_of, ordered, workloads
 from dpzv.runtime.run import load_data
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import Simulation
@@ -38,7 +39,9 @@ def test_every_run_of_every_item_is_what_its_row_says(name: str, scale: str) -> 
     for cell in cells(name, scale=scale):
         config = cell.job.config
         assert config.privacy.accounting == cell.accounting
-        assert (config.privacy.epsilon, config.train.seed) == (cell.epsilon, cell.seed)
+        one_for_all = cell.row == "frozen" and cell.accounting == "paper"  # no device takes anything from the noise
+        assert config.privacy.epsilon == (math.inf if one_for_all else cell.epsilon)
+        assert config.train.seed == cell.seed
         assert (config.noise.source, config.runtime.threads) == ("seeded", 1)
         assert config.noise.where == ("uplink" if cell.accounting == "paper" and _rival(cell) else "downlink")
         assert cell.seconds > 0
@@ -90,12 +93,46 @@ def test_settings_of_trials_are_taken_and_frozen_devices_take_the_head_alone(tmp
     assert all(cell.job.config.privacy.C != 9.0 for cell in cells(TUNING, tmp_path))
 
 
-def test_steps_of_the_head_without_noise_are_not_those_of_the_private_head() -> None:
-    steps = {c.accounting: c.job.config.head.eta_0 for c in cells("table-communication") if c.row == "dpzv"}
-    own = workloads()["mnist"].paper["head.eta_0"]
-    mnist = {c.accounting: c.job.config.head.eta_0 for c in cells("fig-honest") if c.row == "dpzv"}
-    assert mnist == {"paper": own, "exact": 1.0}
-    assert steps["exact"] == 1.0
+def test_frozen_devices_are_one_run_for_all_budgets_because_noise_changes_nothing_there(tmp_path: Path) -> None:
+    found = [cell for cell in cells("fig-tradeoff", scale="smoke") if cell.row == "frozen"]
+    assert len({cell.epsilon for cell in found}) == len(found) > 1
+    (key,) = {cell.job.key for cell in found}
+    job, noise = found[0].job, {"privacy": {"epsilon": 0.5}}
+    noised = configuration.parse(configuration.merge(msgspec.toml.decode(configuration.render(job.config)), noise))
+    jobs = [job, Job("noised", noised, job.rounds)]
+    assert run_in_turn(jobs, tmp_path, lambda state: True) == []
+    own, other = (json.loads((tmp_path / "runs" / job.key / "summary.json").read_text()) for job in jobs)
+    assert own["private_head"] == other["private_head"]
+    assert own["test_accuracy"] == other["test_accuracy"]
+    assert job.key == key
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "passes"),
+    [(0.1, 0.2), (1.0, 0.2), (5.0, 0.2 * (mu_of(5, 1e-3) / mu_of(1, 1e-3)) ** 2), (math.inf, 20.0)],
+)
+def test_a_length_that_trials_chose_grows_with_the_budget_up_to_that_of_the_item(
+    tmp_path: Path, epsilon: float, passes: float
+) -> None:
+    (tmp_path / TUNING).mkdir()
+    best = {"vafl": Tuned(12, 1.0, 0.9, {"train.passes": 0.2, "train.B": 64})}
+    (tmp_path / TUNING / "mnist-paper.toml").write_bytes(msgspec.toml.encode(best))
+    found = {(c.workload, c.row, c.epsilon): c for c in cells("fig-tradeoff", tmp_path)}
+    config = found["mnist", "vafl", epsilon].job.config
+    assert config.train.B == 64
+    assert config.train.passes == pytest.approx(passes)
+    assert found["mnist", "vafl", epsilon].job.rounds >= 20 * config.train.eval_every
+    assert found["mnist", "dpzv", epsilon].job.config.train.passes == 20
+    assert found["mnist", "dpzv", epsilon].job.config.train.B == 512
+
+
+def test_steps_of_the_head_without_noise_are_not_those_of_the_private_head(tmp_path: Path) -> None:
+    for accounting in ("paper", "exact"):  # of trials that chose nothing
+        (tmp_path / TUNING).mkdir(exist_ok=True)
+        (tmp_path / TUNING / f"mnist-{accounting}.toml").write_text("")
+    found = [cell for cell in cells("fig-honest", tmp_path) if cell.row == "dpzv"]
+    steps = {cell.accounting: cell.job.config.head.eta_0 for cell in found}
+    assert steps == {"paper": workloads()["mnist"].paper["head.eta_0"], "exact": 1.0}
 
 
 def test_the_same_configuration_is_one_run_and_what_is_worth_most_a_second_comes_first() -> None:

@@ -140,3 +140,9 @@ def test_no_global_random_state_is_touched() -> None:
     before = torch.random.get_rng_state()
     flat(Bag((100, 3), (SHARED + 1,)), 0)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_where_a_direction_is_cut_is_a_format() -> None:
+    """Every block has a stream of its own, so another cut would be another direction of the same seed."""
+    bag = Bag((300_000,), (65_536,), (40_000,), (30_000,), (3,))
+    assert [block.size for block in layout(bag).blocks] == [262_144, 37_856, 65_536, 40_000, 30_003]

@@ -70,12 +70,17 @@ class ResNet18(nn.Module):
             self.out.bias.sub_(self(shapes(32, channels, side, generator)).mean(0))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Embeddings [B, embedding] of images."""
+        """Embeddings [B, embedding] of images, or of their `features`; no image has as many numbers as those."""
+        embeddings: Tensor = self.out(x if x.shape[1] == WIDTHS[-1] else self.features(x))
+        return embeddings
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the map gets [B, 512] for images."""
         h = (pixels(x, self.channels, self.side, self.side) - self.MEAN) / self.DEVIATION
         h = self.stem(h).relu_()
         h = self.layer4(self.layer3(self.layer2(self.layer1(h))))
-        embeddings: Tensor = self.out(h.mean((2, 3)))
-        return embeddings
+        means: Tensor = h.mean((2, 3))
+        return means
 
     def layers(self) -> list[list[nn.Module]]:
         """Stem, four stages, map."""

@@ -54,7 +54,9 @@ class Shown:
 
     @property
     def refitted(self) -> float:
-        """The test accuracy of the final head."""
+        """The test accuracy of a final head that was fitted after the rounds; a run may have none."""
+        if not self.cell.job.program and self.cell.job.config.head.final == "private":
+            return math.nan
         found = self.known.get("test_accuracy")
         return math.nan if found is None else float(found)
 

@@ -143,6 +143,9 @@ that never move, so what stands between it and DPZV is what training the devices
 figure is a guarantee ([fidelity](fidelity.md)). The exact account protects labels against all devices together. All
 runs have simulated noise, which can be repeated. Rows that nobody tuned say so.
 
+The records behind the published page are in the repository: `python -m benchmarks.reproduction_records unpack
+runs/reproduce-full` brings them back, and the command goes on from there.
+
     {command}
 """
 

@@ -12,7 +12,7 @@ from dpzv.declarations import method_facts
 from dpzv.errors import ConfigError
 from dpzv.methods.rules import Uplink, make_device_rule
 from dpzv.methods.steps import Steps
-from dpzv.models.rowwise import require_rowwise
+from dpzv.models.rowwise import known_rows
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import MOST_NUMBERS, PrivacyPlan
 from dpzv.protocol.codec import Codec
@@ -34,8 +34,8 @@ def make_device(
     """Device m, ready for round 1, and the width of its embeddings."""
     accelerator, i = config.runtime.accelerator, m - 1
     network.to(accelerator).eval()
-    x_train = x_train.to(accelerator)
-    width = require_rowwise(network, x_train[: max(sizes.B, 2)], name=f"device {m}")
+    x_train, x_test = x_train.to(accelerator), x_test.to(accelerator)
+    known, known_test, width = known_rows(network, x_train, x_test, B=sizes.B, name=f"device {m}")
     if width > MOST_NUMBERS:
         raise ConfigError(f"an embedding has at most {MOST_NUMBERS} numbers, got {width} at device {m}; narrow it.")
     rule = make_device_rule(
@@ -54,7 +54,7 @@ def make_device(
         uplink=uplink,
     )
     schedule = BatchSchedule(config.train.seed, m, sizes.B, sizes.D)
-    return Device(m, rule, x_train, x_test.to(accelerator), schedule), width
+    return Device(m, rule, known, known_test, schedule), width
 
 
 def schedules_of(config: Config, plan: PrivacyPlan) -> tuple[BatchSchedule, ...]:

@@ -20,6 +20,7 @@ from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.config import Config, Tree
 from dpzv.data import catalogue
+from dpzv.privacy.gdp import mu_of
 from dpzv.runtime.fused_kinds import fused_if_possible
 from dpzv.runtime.grid import Job, layered
 from dpzv.runtime.run_plan import sizes_of
@@ -33,6 +34,7 @@ __all__ = [
     "Asked",
     "Cell",
     "Item",
+    "Tuned",
     "Workload",
     "cells_of",
     "item_of",
@@ -57,6 +59,12 @@ LENGTHS = ("train.passes", "train.rounds", "train.eval_every", "train.B", "head.
 STEP = "head.eta_0"
 """The one key that a row only suggests: trials and items may change it, but nothing else that makes a row."""
 
+LENGTH = "train.passes"
+"""Noise grows with the length of a run, so trials may choose it for a row."""
+
+POINTS = 20
+"""The curve of a run whose length trials have chosen has at least so many points."""
+
 EVERY: Tree = {"noise": {"source": "seeded"}, "runtime": {"threads": 1}}
 """What all runs have: noise that can be repeated, and one thread, so that a run's hash is the same on every machine."""
 
@@ -79,6 +87,7 @@ class Runs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seeds: int = 1
     set: dict[str, Any] = {}
     cases: tuple[Case, ...] = (Case(),)
+    space: dict[str, list[Any]] = {}  # lists of values that take the place of those that all workloads have
 
 
 class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,6 +127,21 @@ class RowKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     set: dict[str, Any] = {}
     paper: dict[str, Any] = {}
     exact: dict[str, Any] = {}
+
+
+class Tuned(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What trials chose for a row: how many there were, at which budget, the best score and its settings."""
+
+    trials: int = 0
+    epsilon: float = 1.0
+    score: float = 0.0
+    settings: dict[str, Any] = {}
+    passes: float = 0.0  # the length among the settings
+
+    def without_length(self) -> Tuned:
+        """The same with the length apart."""
+        others = {key: value for key, value in self.settings.items() if key != LENGTH}
+        return msgspec.structs.replace(self, settings=others, passes=float(self.settings.get(LENGTH, 0.0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +195,7 @@ def cells_of(item: Item, asked: Asked) -> list[Cell]:
                 found += _trials(made, 1 if asked.scale == SMOKE else trials, asked)
             else:
                 found.append(_cell(made, asked))
-    return list({(cell.job.key, cell.case.name): cell for cell in found}.values())
+    return list({(cell.job.key, cell.epsilon, cell.case.name): cell for cell in found}.values())
 
 
 def ordered(items: Mapping[str, Iterable[Cell]]) -> list[Cell]:
@@ -221,7 +245,10 @@ def _smoke_case(case: Case) -> Case:
 def _trials(made: _Made, trials: int, asked: Asked) -> Iterator[Cell]:
     """The trials of one row, drawn from its lists of values."""
     space = space_of(recipes.reproduction("spaces")[made.runs.accounting], made.row)
+    space |= {key: values for key, values in made.runs.space.items() if key in space}
     for number, setting in enumerate(draw(space, trials, made.row), 1):
+        if asked.scale == SMOKE:
+            setting = {key: value for key, value in setting.items() if key not in LENGTHS}
         case = Case(f"trial {number}", number, {**made.case.set, **setting})
         cell = _cell(_Made(made.runs, made.row, made.kind, made.epsilon, case, made.seed), asked)
         yield replace(cell, setting=setting)
@@ -230,23 +257,21 @@ def _trials(made: _Made, trials: int, asked: Asked) -> Iterator[Cell]:
 def _cell(made: _Made, asked: Asked) -> Cell:
     runs, workload = made.runs, workloads()[made.runs.workload]
     tree = recipes.tree(workload.like)
-    tuned, trials = _tuned(made, asked.out)
+    tuned = _tuned(made, asked.out)
     own, kind = asked.data.get(runs.workload, ""), {**made.kind.set, **getattr(made.kind, runs.accounting)}
     decided = {key: value for key, value in kind.items() if key != STEP}
     steps = workload.paper if runs.accounting == "paper" else {}
     changes: list[Tree] = [
         EVERY,
         {"privacy": {"accounting": runs.accounting}, "train": {"target": [workload.target]}},
-        *(tree_of(part) for part in (workload.set, steps, kind, tuned, runs.set, made.case.set, decided)),
+        *(tree_of(part) for part in (workload.set, steps, kind, tuned.settings, runs.set, made.case.set, decided)),
         *([{"data": {"path": own}}] if own else []),
         *asked.changes,
-        {"train": {"method": made.kind.method, "seed": made.seed}, "privacy": {"epsilon": made.epsilon}},
+        {"train": {"method": made.kind.method, "seed": made.seed}},
+        {"privacy": {"epsilon": decided.get("privacy.epsilon", made.epsilon)}},
     ]
-    general = recipes.settings("", runs.accounting)
-    asked_for = configuration.parse(layered(tree, general, made.kind.method, changes))
-    config = fused_if_possible(asked_for, rounds=not made.kind.program)
-    name = f"{runs.workload}-{runs.accounting}-{made.row}-eps{made.epsilon:g}-seed{made.seed}"
-    rounds = sizes_of(config, workload.records, workload.devices).T
+    config, rounds = _configured(tree, made, changes, None if "train.rounds" in kind else tuned)
+    name = f"{runs.workload}-{runs.accounting}-{made.row}-eps{config.privacy.epsilon:g}-seed{made.seed}"
     return Cell(
         workload=runs.workload,
         row=made.row,
@@ -255,15 +280,38 @@ def _cell(made: _Made, asked: Asked) -> Cell:
         epsilon=made.epsilon,
         seed=made.seed,
         case=made.case,
-        trials=trials,
+        trials=tuned.trials if made.kind.tuned else 0,
         job=Job(name, config, rounds, made.kind.program),
         seconds=_seconds(config, workload, rounds),
         missing="" if made.row == "memory" else _missing(config.data.name, own or config.data.path),
     )
 
 
-def _tuned(made: _Made, out: Path) -> tuple[dict[str, Any], int]:
-    """The settings that trials chose for a row, and how many trials there were; those of its own trials never count.
+def _configured(tree: Tree, made: _Made, changes: list[Tree], tuned: Tuned | None) -> tuple[Config, int]:
+    """A run's configuration and its rounds; where an item has a length, that of the trials counts if they chose one."""
+    workload, general = workloads()[made.runs.workload], recipes.settings("", made.runs.accounting)
+
+    def parsed(*more: Tree) -> tuple[Config, int]:
+        config = configuration.parse(layered(tree, general, made.kind.method, [*changes, *more]))
+        return config, sizes_of(config, workload.records, workload.devices).T
+
+    config, rounds = parsed()
+    if tuned is not None and tuned.passes and LENGTH in made.runs.set:
+        own = {"passes": min(made.runs.set[LENGTH], tuned.passes * _longer(made.epsilon, tuned, config))}
+        config, rounds = parsed({"train": own})
+        if rounds < POINTS * config.train.eval_every:
+            config, rounds = parsed({"train": {**own, "eval_every": max(1, rounds // POINTS)}})
+    return fused_if_possible(config, rounds=not made.kind.program), rounds
+
+
+def _longer(epsilon: float, tuned: Tuned, config: Config) -> float:
+    """How many times as long as in its trials a run is: the noise stays as it was there, but no run is shorter."""
+    mu, at = (mu_of(budget, config.privacy.delta_dp) for budget in (epsilon, tuned.epsilon))
+    return max(1.0, (mu / at) ** 2)
+
+
+def _tuned(made: _Made, out: Path) -> Tuned:
+    """What the trials of a row chose; those of its own trials never count.
 
     They are read from the folder of this reproduction, or else from the shipped ones.
     """
@@ -271,10 +319,9 @@ def _tuned(made: _Made, out: Path) -> tuple[dict[str, Any], int]:
     name = f"{made.runs.workload}-{made.runs.accounting}"
     file = out / TUNING / f"{name}.toml"
     if "data.holdout" in made.runs.set or not row:
-        return {}, 0
+        return Tuned()
     found = recipes.toml_file(file) if file.exists() else _shipped(name)
-    chosen = found.get(row, {})
-    return dict(chosen.get("settings", {})), int(chosen.get("trials", 0)) if made.kind.tuned else 0
+    return converted(found.get(row, {}), Tuned).without_length()
 
 
 def _shipped(name: str) -> dict[str, Any]:

@@ -31,7 +31,8 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
     rows += [[text, *["-"] * 4, "not run: cost", "-", "-"] for text in runs.item.left_out]
     panels = []
     for place in runs.places:
-        lines = [line for line in runs.of(place) if any(run.metrics for run in line.finished)]
+        # a run without rounds has one line of metrics, from before its head was fitted
+        lines = [line for line in runs.of(place) if line.cell.job.rounds and any(r.metrics for r in line.finished)]
         curves = [
             against(
                 line,

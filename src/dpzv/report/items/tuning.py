@@ -2,43 +2,68 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from dpzv.durable import write_atomically
 from dpzv.report.reproduced import ItemRuns, ItemTold, Line, budget_text, percent
+from dpzv.runtime.reproduction import Cell, Tuned
 
 __all__ = ["told"]
 
 
 def told(runs: ItemRuns, figure: Path) -> ItemTold:
-    """The table of all trials; a file of settings where every trial of a workload and accounting is finished."""
-    header = ["workload", "accounting", "epsilon", "row", "trial", "validation accuracy, %", "settings", "state"]
+    """One line a row: its best trial and the spread of all; files where every trial of an accounting is finished."""
+    header = [*("workload", "accounting", "epsilon", "row", "trials"), "best, %", "worst, %", "settings of the best"]
+    header.append("state")
     rows = []
-    for line in runs.lines:
-        cell = line.cell
-        chosen = ", ".join(f"{key} = {value}" for key, value in (cell.setting or {}).items())
-        what = [runs.title(cell.workload), cell.accounting, budget_text(cell.epsilon), cell.title, cell.case.name]
-        rows.append([*what, line.text(lambda run: run.in_loop, percent), chosen, line.status or "-"])
-    for workload, accounting in dict.fromkeys((line.cell.workload, line.cell.accounting) for line in runs.lines):
-        own = [line for line in runs.lines if (line.cell.workload, line.cell.accounting) == (workload, accounting)]
+    for own in _grouped(runs, lambda cell: (cell.workload, cell.accounting, cell.row)):
+        cell, done = own[0].cell, [line for line in own if line.finished]
+        what = [runs.title(cell.workload), cell.accounting, budget_text(cell.epsilon), cell.title]
+        if not done:
+            rows.append([*what, "-", "-", "-", "-", own[0].status])
+            continue
+        best, worst = max(done, key=_score), min(done, key=_score)
+        settings = ", ".join(f"{key} = {value}" for key, value in (best.cell.setting or {}).items())
+        some = "-" if len(done) == len(own) else f"{len(done)} of {len(own)} trials"
+        rows.append([*what, str(len(done)), percent(_score(best)), percent(_score(worst)), settings, some])
+    for own in _grouped(runs, lambda cell: (cell.workload, cell.accounting)):
         if all(line.finished for line in own):
-            _write(own, figure.parent.parent / "tuning" / f"{workload}-{accounting}")
-    note = "Trials are judged by the head in the loop on a tenth of the training records; no test record was looked at."
-    return ItemTold(header, rows, [note], False)
+            _write(own, figure.parent.parent / "tuning" / f"{own[0].cell.workload}-{own[0].cell.accounting}")
+    notes = [
+        "Trials are judged by the head in the loop on a tenth of the training records; no test record was looked at.",
+        "Where trials chose a length (train.passes), a run at a larger budget is longer, so that its noise is the "
+        "same, up to the length of the item.",
+    ]
+    return ItemTold(header, rows, notes, False)
+
+
+def _grouped(runs: ItemRuns, key: Callable[[Cell], Hashable]) -> list[list[Line]]:
+    """The trials that have a key in common, in order."""
+    groups: dict[Hashable, list[Line]] = {}
+    for line in runs.lines:
+        groups.setdefault(key(line.cell), []).append(line)
+    return list(groups.values())
+
+
+def _score(line: Line) -> float:
+    """The validation accuracy of a finished trial; one whose head became no number has none."""
+    found = line.mean(lambda run: run.in_loop)
+    return 0.0 if found is None or math.isnan(found) else found
 
 
 def _write(lines: list[Line], path: Path) -> None:
     """The best settings as TOML, and all trials with their scores as lines of JSON."""
-    best: dict[str, Any] = {}
+    best: dict[str, Tuned] = {}
     trials = []
     for line in lines:
-        cell, score = line.cell, line.mean(lambda run: run.in_loop)
+        cell, score = line.cell, _score(line)
         trials.append({"row": cell.row, "trial": cell.case.name, "settings": cell.setting, "score": score})
         number = sum(other.cell.row == cell.row for other in lines)
-        if cell.row not in best or (score or 0.0) > best[cell.row]["score"]:
-            best[cell.row] = {"trials": number, "score": score or 0.0, "settings": cell.setting}
+        if cell.row not in best or score > best[cell.row].score:
+            best[cell.row] = Tuned(number, cell.epsilon, score, cell.setting or {})
     write_atomically(path.with_suffix(".toml"), msgspec.toml.encode(best))
     write_atomically(path.with_suffix(".jsonl"), b"".join(msgspec.json.encode(trial) + b"\n" for trial in trials))
