@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from dpzv.network.wire import Stop, Welcome, hello, pack, unpack
 from dpzv.privacy.receipts import Receipts
 from dpzv.privacy.statement import read_ledger, spent
 
-SECRET = config_of("head.rule=frozen", "train.rounds=24", "noise.source=exact", "privacy.epsilon=8")
-SEEDED = config_of("head.rule=frozen", "train.rounds=24")
+ROUNDS, TURNS = 96, 24
+"""Of the whole run, and of each of its four devices."""
+SECRET = config_of("head.rule=frozen", f"train.rounds={ROUNDS}", "noise.source=exact", "privacy.epsilon=8")
+SEEDED = config_of("head.rule=frozen", f"train.rounds={ROUNDS}")
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +35,14 @@ def parties(tmp_path_factory: pytest.TempPathFactory) -> Parties:
     return Parties.made(tmp_path_factory.mktemp("parties"))
 
 
-async def part(parties: Parties, config: Config, out: Path, until: int) -> dict[str, Any] | None:
-    """All parties until round `until`, then the server and the devices are stopped; the summary, if it has ended."""
+async def part(
+    parties: Parties, config: Config, out: Path, until: int, past: Sequence[int] = ()
+) -> dict[str, Any] | None:
+    """All parties until round `until`, then the server and the devices are stopped; the summary, if it has ended.
+
+    It goes on until device m has had more than `past[m - 1]` turns. Many rounds pass between two looks, so a run may be
+    far beyond `until` when it is stopped.
+    """
     server, listener = parties.server(config, out / "server"), MemoryListener(NAMES)
     devices = [parties.device(config, m, out / name) for m, name in enumerate(NAMES, 1)]
     async with serving(server, listener) as finished:
@@ -43,7 +52,11 @@ async def part(parties: Parties, config: Config, out: Path, until: int) -> dict[
         ]
         try:
             async with asyncio.timeout(40):
-                while not finished.done() and (server._run is None or server._run.server.t < until):
+                while not finished.done() and (
+                    server._run is None
+                    or server._run.server.t < until
+                    or any(device.conversation.position <= turns for device, turns in zip(devices, past, strict=False))
+                ):
                     await asyncio.sleep(0.001)
                 if not finished.done():
                     server.stop()
@@ -59,11 +72,13 @@ def put_back(
 ) -> None:
     """Run on for a while, then put the server's folder back to how it was before; only devices `kept` keep theirs."""
     asyncio.run(part(parties, config, out, 8))
+    turns = read_ledger(out / "server").turns
+    assert all(turns[m] < TURNS for m in turns), "the run ended before its folder was copied"
     shutil.copytree(out / "server", out / "backup")
     for name in NAMES:
         if name not in kept:
             shutil.copytree(out / name, out / f"{name}-backup")
-    asyncio.run(part(parties, config, out, 16))
+    asyncio.run(part(parties, config, out, 16, [turns[m] for m in sorted(turns)]))
     for name in ("server", *(name for name in NAMES if name not in kept)):
         shutil.rmtree(out / name)
         shutil.move(out / ("backup" if name == "server" else f"{name}-backup"), out / name)
@@ -77,10 +92,10 @@ def test_a_server_that_was_put_back_stops_for_good(
     """One device that remembers is enough, though the others were put back with the server."""
     put_back(parties, SECRET, tmp_path, monkeypatch, kept=kept)
     with pytest.raises(PrivacyRefused, match="the ledger is an old copy") as refused:
-        asyncio.run(part(parties, SECRET, tmp_path, 24))
+        asyncio.run(part(parties, SECRET, tmp_path, ROUNDS))
     assert refused.value.exit_code == 4
     with pytest.raises(PrivacyRefused, match="a device showed that it is an old copy"):  # whoever comes first this time
-        asyncio.run(part(parties, SECRET, tmp_path, 24))
+        asyncio.run(part(parties, SECRET, tmp_path, ROUNDS))
     with pytest.raises(PrivacyRefused, match="old copy"):  # nor can it be counted as what was spent
         spent([tmp_path / "server"])
 
@@ -91,7 +106,7 @@ def test_honest_devices_are_not_blamed(
     put_back(parties, SECRET, tmp_path, monkeypatch)
     caplog.set_level("INFO", "dpzv.device")
     with pytest.raises(PrivacyRefused):
-        asyncio.run(part(parties, SECRET, tmp_path, 24))
+        asyncio.run(part(parties, SECRET, tmp_path, ROUNDS))
     told = [record.getMessage() for record in caplog.records if "the server says goodbye" in record.getMessage()]
     assert any("the server's ledger is an old copy" in line for line in told)
     assert not any("device" in line for line in told)
@@ -126,9 +141,9 @@ def test_a_receipt_that_was_made_up_stops_nobody_else(parties: Parties, tmp_path
             assert not finished.done()
 
     asyncio.run(asyncio.wait_for(knock(), 60))
-    summary = asyncio.run(part(parties, SECRET, tmp_path, 100))
+    summary = asyncio.run(part(parties, SECRET, tmp_path, ROUNDS))
     assert summary is not None
-    assert summary["rounds"] == 24
+    assert summary["rounds"] == ROUNDS
 
 
 def test_a_device_that_is_sent_its_releases_again_gets_its_receipts_again(parties: Parties, tmp_path: Path) -> None:
@@ -137,14 +152,14 @@ def test_a_device_that_is_sent_its_releases_again_gets_its_receipts_again(partie
     assert before.position > 0
     assert len(before.receipt) == 16
     shutil.rmtree(tmp_path / NAMES[2])
-    assert asyncio.run(part(parties, SECRET, tmp_path, 100)) is not None
+    assert asyncio.run(part(parties, SECRET, tmp_path, ROUNDS)) is not None
     states = [DeviceFolder(tmp_path / name).state() for name in NAMES]
     ledger = tmp_path / "server" / "ledger.sqlite"
     key = key_of(ledger)
     receipts = Receipts(read_ledger(ledger).run_id, key)
     for m, state in enumerate(states, 1):
         assert receipts.is_valid(state.receipt, m, state.position - 1, state.t)
-        assert state.position == 6
+        assert state.position == TURNS
 
 
 def test_a_killed_server_with_simulated_noise_refuses_devices_but_is_not_condemned(
@@ -174,9 +189,9 @@ def key_of(path: Path) -> bytes:
 
 def test_releases_that_are_sent_again_are_counted_again(parties: Parties, tmp_path: Path) -> None:
     """A device that lost its folder hears all its releases a second time, and those bytes were sent."""
-    quiet = asyncio.run(part(parties, SEEDED, tmp_path / "quiet", 24))
+    quiet = asyncio.run(part(parties, SEEDED, tmp_path / "quiet", ROUNDS))
     assert quiet is not None
-    each, rest = divmod(quiet["bytes_down"], 24)
+    each, rest = divmod(quiet["bytes_down"], ROUNDS)
     assert rest == 0
     assert asyncio.run(part(parties, SEEDED, tmp_path, 8)) is None
     shutil.rmtree(tmp_path / NAMES[0])
@@ -184,8 +199,8 @@ def test_releases_that_are_sent_again_are_counted_again(parties: Parties, tmp_pa
     again = turns[1]
     for m, name in list(enumerate(NAMES, 1))[1:]:
         again += turns[m] - DeviceFolder(tmp_path / name).state().position
-    found = asyncio.run(part(parties, SEEDED, tmp_path, 24))
+    found = asyncio.run(part(parties, SEEDED, tmp_path, ROUNDS))
     assert found is not None
-    assert found["bytes_down"] == (24 + again) * each
+    assert found["bytes_down"] == (ROUNDS + again) * each
     numbers = np.dtype(np.float64).itemsize
     assert found["payload_bytes"] == quiet["payload_bytes"] + again * numbers
