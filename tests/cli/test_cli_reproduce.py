@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from dpzv.cli import main
+from dpzv.cli.many_runs import fail
+from dpzv.models.computed_once import FOLDER
 from dpzv.report.reproduction_page import numbers
+from dpzv.runtime.grid import Failure
 from dpzv.runtime.reproduction import ITEMS
 
 
@@ -29,6 +34,17 @@ def dpzv(*arguments: str) -> tuple[int, str, str]:
     return int(code or 0), out.getvalue(), err.getvalue()
 
 
+def test_a_reason_for_which_many_runs_failed_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as stopped:
+        fail([*(Failure(f"run-{i}", 3, "no encoder.") for i in range(5)), Failure("other", 2, "no disk.")])
+    assert stopped.value.exit_code == 3
+    assert capsys.readouterr().err.splitlines() == [
+        "dpzv: run-0, run-1, run-2 and 2 more failed: no encoder.",
+        "dpzv: other failed: no disk.",
+    ]
+    fail([])
+
+
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the whole reproduction, of which the first call had no time for a single run."""
@@ -43,6 +59,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert not list(out.glob("runs/*/summary.json"))
         code, said, err = dpzv(*command, "--quiet")
         assert (code, said, err) == (0, "", ""), err
+    assert FOLDER not in os.environ  # it was named for the runs alone
     return out
 
 

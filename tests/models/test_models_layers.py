@@ -10,7 +10,7 @@ from torch import nn
 
 from dpzv.errors import ConfigError
 from dpzv.models.images import PatchCNN
-from dpzv.models.layers import computed_once, train_last
+from dpzv.models.layers import train_last
 from dpzv.models.resnet import ResNet18
 from dpzv.zo.directions import layout
 from dpzv.zo.perturb import step, two_point
@@ -55,25 +55,3 @@ def test_more_layers_than_there_are() -> None:
         train_last(linear(4, 3, generator(0)), 2)
     with pytest.raises(ConfigError, match="got -1"):
         train_last(nn.Linear(4, 3), -1)
-
-
-def test_what_layers_that_never_move_make_of_records_is_computed_once() -> None:
-    network, x = ResNet18(1, 16, 8, generator(0)).eval(), torch.rand(300, 256, generator=generator(1))
-    assert computed_once(network, x) is x  # all layers move
-    train_last(network, 1)
-    kept = computed_once(network, x)
-    torch.testing.assert_close(network(kept), network(x))
-    assert computed_once(network, kept) is kept
-    with torch.no_grad():
-        network.out.weight.mul_(2)  # the map may move
-    assert computed_once(network, x.clone()) is kept
-    torch.testing.assert_close(network(kept), network(x))
-    other = ResNet18(1, 16, 8, generator(2)).eval()
-    train_last(other, 1)
-    torch.testing.assert_close(other(computed_once(other, x)), other(x))
-    assert not torch.equal(computed_once(other, x), kept)
-    assert not torch.equal(computed_once(network, x.flip(0)), kept)
-    train_last(network, 2)
-    assert computed_once(network, x) is x
-    plain = mlp(256, 5, 3, generator(0))
-    assert computed_once(plain, x) is x

@@ -143,7 +143,7 @@ def encoder(tmp_path: Path) -> Callable[[], str]:
 def test_a_bert_from_a_folder(encoder: Callable[[], str]) -> None:
     folder = encoder()
     data = dataset(12, np.int32, 90)
-    one, two = made(data, {"model": "bert", "last_layers": 1}, folder)
+    one, two = made(data, {"model": "bert", "last_layers": 2}, folder)
     assert isinstance(one, TextEncoder)
     assert {name.split(".")[0] for name in layout(one).names} == {"encoder", "out"}
     ids = torch.from_numpy(data.x_train[0][:3])

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Executed", "Told", "execute", "fail", "one_bar", "tell"]
 
+NAMED = 3
+"""So many runs are named that failed for one reason; the others are counted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Executed:
@@ -53,9 +56,13 @@ def execute(prepare: Prepare, folder: Path, *, quiet: bool) -> Executed:
 
 
 def fail(failures: Sequence[Failure]) -> None:
-    """Say which runs failed and why, and end with the exit code of the first; do nothing if there are none."""
+    """Say which runs failed and why, each reason once, and end with the exit code of the first; nothing if none did."""
+    by_reason: dict[str, list[str]] = {}
     for failure in failures:
-        typer.echo(f"dpzv: {failure.name} failed: {failure.sentence}", err=True)
+        by_reason.setdefault(failure.sentence, []).append(failure.name)
+    for sentence, names in by_reason.items():
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        typer.echo(f"dpzv: {', '.join(names[:NAMED])}{more} failed: {sentence}", err=True)
     if failures:
         raise typer.Exit(failures[0].code)
 

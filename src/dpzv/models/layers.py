@@ -5,20 +5,15 @@ Nothing here touches torch's global random state.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
 
-__all__ = ["ROWS", "computed_once", "conv", "he", "linear_layer", "orthogonal", "projection", "train_last"]
-
-ROWS, MOST_KEPT = 64, 64
-"""Records that go through layers that never move at a time, and how many results are kept, two for each device."""
+__all__ = ["conv", "he", "linear_layer", "orthogonal", "projection", "train_last"]
 
 
 def linear_layer(weight: Tensor) -> nn.Linear:
@@ -77,38 +72,3 @@ def train_last(network: nn.Module, n: int) -> None:
     network.requires_grad_(False)
     for part in itertools.chain.from_iterable(layers[-n:]):
         part.requires_grad_(True)
-
-
-def computed_once(network: nn.Module, x: Tensor) -> Tensor:
-    """`x`, or what the layers of `network` that never move make of it, if they are all but its map `out`.
-
-    Such a network has a method `features`, and takes what that gives in place of records. Runs in one process with the
-    same records and the same start compute it once.
-    """
-    features: Callable[[Tensor], Tensor] | None = getattr(network, "features", None)
-    moving = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
-    if features is None or not len(x) or not all(name.startswith("out.") for name in moving):
-        return x
-    if x.shape[1] == network.get_parameter("out.weight").shape[1]:
-        return x  # they are features already
-    key = _digest([x, *(value for name, value in network.state_dict().items() if not name.startswith("out."))])
-    if key not in _computed:
-        # the last part is filled up: the rows of a batch of another size would take a path that nobody checked
-        filled = torch.cat([x, x.new_zeros(-len(x) % ROWS, *x.shape[1:])])
-        with torch.no_grad():
-            made = torch.cat([features(part) for part in torch.split(filled, ROWS)])[: len(x)]
-        while len(_computed) >= MOST_KEPT:
-            _computed.pop(next(iter(_computed)))
-        _computed[key] = made
-    return _computed[key]
-
-
-def _digest(tensors: list[Tensor]) -> bytes:
-    digest = hashlib.blake2b()
-    for tensor in tensors:
-        digest.update(f"{tensor.device} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        digest.update(tensor.numpy(force=True).tobytes())
-    return digest.digest()
-
-
-_computed: dict[bytes, Tensor] = {}

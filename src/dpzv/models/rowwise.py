@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from dpzv.errors import ConfigError
-from dpzv.models.layers import ROWS, computed_once
+from dpzv.models.computed_once import ROWS, computed_once
 
 __all__ = ["known_rows", "require_rowwise"]
 

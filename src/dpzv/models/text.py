@@ -67,8 +67,13 @@ class TextEncoder(nn.Module):
         self.out = linear_layer(kind.gain * projection(embedding, int(config.hidden_size), generator))
         self.eval()
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Embeddings [B, embedding] of token ids of any integer type."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Embeddings [B, embedding] of token ids of any integer type, or of their `features`, which are floats."""
+        embeddings: Tensor = self.out(x if x.is_floating_point() else self.features(x))
+        return embeddings
+
+    def features(self, ids: Tensor) -> Tensor:
+        """What the map gets [B, width of the encoder] for token ids."""
         if ids.shape[1] > self.longest:
             raise ConfigError(
                 f"the encoder takes at most {self.longest} tokens a record and device, got {ids.shape[1]}; "
@@ -80,16 +85,15 @@ class TextEncoder(nn.Module):
         hidden = torch.zeros(real.shape, device=ids.device).masked_fill_(~real, torch.finfo(torch.float32).min)
         states = self.encoder(input_ids=ids.long(), attention_mask=hidden[:, None, None, :]).last_hidden_state
         states = states * real.unsqueeze(2)
-        embeddings: Tensor = self.out(states.sum(1) / real.sum(1, keepdim=True).clamp_min(1))
-        return embeddings
+        means: Tensor = states.sum(1) / real.sum(1, keepdim=True).clamp_min(1)
+        return means
 
     def layers(self) -> list[list[nn.Module]]:
-        """The tables of words and positions, then the transformer layers; the map belongs to the last entry."""
+        """The tables of words and positions, the transformer layers, the map."""
         encoder: Any = self.encoder
         blocks: list[list[nn.Module]] = [[block] for block in encoder.encoder.layer]
-        blocks[-1].append(self.out)
         relative = getattr(encoder.encoder, "relative_attention_bias", None)  # a table that all layers of MPNet share
-        return [[encoder.embeddings, *([] if relative is None else [relative])], *blocks]
+        return [[encoder.embeddings, *([] if relative is None else [relative])], *blocks, [self.out]]
 
 
 def make_text(wanted: NetworkRequest) -> TextEncoder:

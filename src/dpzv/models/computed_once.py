@@ -1,0 +1,102 @@
+"""What layers that never move make of records: computed once for each record.
+
+It is kept in memory and, where the environment variable DPZV_FEATURES names a folder, in files there. `dpzv reproduce`
+names one for its own runs, since a hundred of them share their records. Nothing else leaves such files on a disk: they
+tell much of what the records say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpzv.durable import replacing
+
+__all__ = ["FOLDER", "ROWS", "computed_once"]
+
+FOLDER = "DPZV_FEATURES"
+"""The environment variable with the folder for files; without it nothing is written."""
+
+ROWS, PART, MOST_KEPT = 64, 2048, 64
+"""Records that go through the layers at a time, records of a file, and how many sets of layers are kept in memory."""
+
+Known = dict[bytes, NDArray[np.float32]]
+"""What some layers make of records, by the digest of a record."""
+
+
+def computed_once(network: nn.Module, x: Tensor) -> Tensor:
+    """`x`, or what the layers of `network` that never move make of it, if they are all but its map `out`.
+
+    Such a network has a method `features`, and takes what that gives in place of records.
+    """
+    features: Callable[[Tensor], Tensor] | None = getattr(network, "features", None)
+    moving = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+    if features is None or not len(x) or not all(name.startswith("out.") for name in moving):
+        return x
+    if x.is_floating_point() and x.shape[1] == network.get_parameter("out.weight").shape[1]:
+        return x  # they are features already
+    layers = _layers(network, x)
+    known, keys = _known(layers), [_digest([row]) for row in x.numpy(force=True)]
+    missing = list({key: row for row, key in enumerate(keys) if key not in known}.values())
+    for first in range(0, len(missing), PART):
+        rows = missing[first : first + PART]
+        new = dict(zip([keys[row] for row in rows], _made(features, x[rows]), strict=True))
+        _keep(layers, new)
+        known.update(new)
+    return torch.from_numpy(np.stack([known[key] for key in keys])).to(x.device)
+
+
+@torch.no_grad()
+def _made(features: Callable[[Tensor], Tensor], x: Tensor) -> NDArray[np.float32]:
+    # the last part is filled up: the rows of a batch of another size would take a path that nobody checked
+    filled = torch.cat([x, x.new_zeros(-len(x) % ROWS, *x.shape[1:])])
+    made = torch.cat([features(part) for part in torch.split(filled, ROWS)])[: len(x)]
+    numbers: NDArray[np.float32] = made.numpy(force=True)
+    return numbers
+
+
+def _layers(network: nn.Module, x: Tensor) -> str:
+    """A name for the layers before the map, for the kind of accelerator and for the records they take."""
+    weights = [value for name, value in network.state_dict().items() if not name.startswith("out.")]
+    kind = f"{x.device.type} {x.dtype} {tuple(x.shape[1:])}".encode()
+    return _digest([np.frombuffer(kind, np.uint8), *(value.numpy(force=True) for value in weights)]).hex()
+
+
+def _digest(arrays: Sequence[NDArray[np.generic]]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(f"{array.dtype} {array.shape};".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.digest()
+
+
+def _known(layers: str) -> Known:
+    """What is known of these layers, in memory and in files."""
+    if layers not in _memory:
+        while len(_memory) >= MOST_KEPT:
+            _memory.pop(next(iter(_memory)))
+        _memory[layers] = {}
+        for file in sorted(Path(os.environ[FOLDER]).glob(f"{layers}-*.npz")) if FOLDER in os.environ else []:
+            with np.load(file) as part:
+                _memory[layers].update(zip(map(bytes, part["keys"]), part["made"], strict=True))
+    return _memory[layers]
+
+
+def _keep(layers: str, new: Known) -> None:
+    """Write a file of what is new, if a folder is named; runs go side by side, so every file has a name of its own."""
+    if FOLDER in os.environ:
+        keys = np.frombuffer(b"".join(new), np.uint8).reshape(len(new), -1)
+        path = Path(os.environ[FOLDER]) / f"{layers}-{secrets.token_hex(8)}.npz"
+        with replacing(path) as file, file.open("wb") as out:
+            np.savez(out, keys=keys, made=np.stack(list(new.values())))
+
+
+_memory: dict[str, Known] = {}
