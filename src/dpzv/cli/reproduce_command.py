@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dpzv.cli import options
-from dpzv.cli.many_runs import fail, one_bar
+from dpzv.cli.many_runs import fail, features_kept, one_bar
 from dpzv.cli.watching import warnings
 from dpzv.errors import ConfigError
 from dpzv.validate import one_of
@@ -143,7 +140,7 @@ def _run(cells: list[Cell], asked: Reproduction, out: Path, until: float) -> lis
     from dpzv.runtime.in_turn import run_in_turn
 
     jobs, finished = [cell.job for cell in cells], -1
-    with one_bar(asked.quiet) as watch, warnings(quiet=True), _features_kept(out):
+    with one_bar(asked.quiet) as watch, warnings(quiet=True), features_kept(out):
 
         def in_time(state: State) -> bool:
             nonlocal finished
@@ -157,20 +154,6 @@ def _run(cells: list[Cell], asked: Reproduction, out: Path, until: float) -> lis
         )
         _leave_records(jobs, out)
         return failures
-
-
-@contextmanager
-def _features_kept(out: Path) -> Iterator[None]:
-    """Inside the block, runs and their processes share what layers that never move make of records."""
-    from dpzv.models.computed_once import FOLDER
-
-    before = os.environ.get(FOLDER)
-    os.environ[FOLDER] = before or str((out / "features").resolve())
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[FOLDER]
 
 
 def _leave_records(jobs: list[Job], out: Path) -> None:
