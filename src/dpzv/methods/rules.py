@@ -143,7 +143,7 @@ class DeviceRule(ABC):
     @torch.no_grad()
     def evaluate(self, x: torch.Tensor) -> torch.Tensor:
         """Embeddings of test records, clipped like train records; they get no noise, since no claim protects them."""
-        parts = x.split(PART) if x.device.type == "cpu" else (x,)
+        parts = torch.split(x, PART) if x.device.type == "cpu" else (x,)
         return self._uplink.clipped(torch.cat([self.network(part) for part in parts]))
 
 
