@@ -15,8 +15,8 @@ import typer
 
 from dpzv.cli import main
 from dpzv.cli.many_runs import fail
-from dpzv.models.computed_once import FOLDER
 from dpzv.report.reproduction_page import numbers
+from dpzv.runtime.computed_once import FOLDER
 from dpzv.runtime.grid import Failure
 from dpzv.runtime.reproduction import ITEMS
 

@@ -59,7 +59,7 @@ def execute(prepare: Prepare, folder: Path, *, quiet: bool) -> Executed:
 @contextmanager
 def features_kept(out: Path) -> Iterator[None]:
     """Inside the block, runs and their processes share what layers that never move make of records."""
-    from dpzv.models.computed_once import FOLDER
+    from dpzv.runtime.computed_once import FOLDER
 
     before = os.environ.get(FOLDER)
     os.environ[FOLDER] = before or str((out / "features").resolve())

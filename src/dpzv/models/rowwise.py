@@ -13,21 +13,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from dpzv.errors import ConfigError
-from dpzv.models.computed_once import ROWS, computed_once
 
-__all__ = ["known_rows", "require_rowwise"]
+__all__ = ["require_rowwise"]
 
 LARGE = 8
 """From this many records on, several rows can be replaced at once and enough others are left to look at."""
-
-
-def known_rows(network: nn.Module, x_train: Tensor, x_test: Tensor, *, B: int, name: str) -> tuple[Tensor, Tensor, int]:
-    """What a device needs of its records to train on and to test, and its embedding width; its network is checked."""
-    known = computed_once(network, x_train)
-    if known is not x_train:  # the layers before it see no other batches
-        require_rowwise(network, x_train[:ROWS], name=name)
-    width = require_rowwise(network, known[: max(B, 2)], name=name)
-    return known, computed_once(network, x_test), width
 
 
 @torch.no_grad()

@@ -12,11 +12,11 @@ from dpzv.declarations import method_facts
 from dpzv.errors import ConfigError
 from dpzv.methods.rules import Uplink, make_device_rule
 from dpzv.methods.steps import Steps
-from dpzv.models.rowwise import known_rows
 from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import MOST_NUMBERS, PrivacyPlan
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.device import Device
+from dpzv.runtime.computed_once import known_rows
 from dpzv.runtime.run_plan import Sizes
 
 __all__ = ["codec_of", "make_device", "schedules_of", "uplink_of"]

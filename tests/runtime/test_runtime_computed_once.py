@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from dense_networks import mlp
-from small_encoders import TOKENS, WORDS, generator, small_encoder
 from torch import Tensor
 
-from dpzv.models import computed_once as room
-from dpzv.models.computed_once import FOLDER, computed_once
 from dpzv.models.images import PatchCNN, StripCNN
 from dpzv.models.layers import train_last
 from dpzv.models.resnet import ResNet18
 from dpzv.models.text import TextEncoder
+from dpzv.runtime import computed_once as room
+from dpzv.runtime.computed_once import FOLDER, computed_once
+from tests.models.dense_networks import mlp
+from tests.models.small_encoders import TOKENS, WORDS, generator, small_encoder
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpzv.durable import replacing
+from dpzv.models.rowwise import require_rowwise
 
-__all__ = ["FOLDER", "ROWS", "computed_once"]
+__all__ = ["FOLDER", "computed_once", "known_rows"]
 
 FOLDER = "DPZV_FEATURES"
 """The environment variable with the folder for files; without it nothing is written."""
@@ -30,6 +31,15 @@ ROWS, PART, MOST_KEPT = 64, 2048, 64
 
 Known = dict[bytes, NDArray[np.float32]]
 """What some layers make of records, by the digest of a record."""
+
+
+def known_rows(network: nn.Module, x_train: Tensor, x_test: Tensor, *, B: int, name: str) -> tuple[Tensor, Tensor, int]:
+    """What a device needs of its records to train on and to test, and its embedding width; its network is checked."""
+    known = computed_once(network, x_train)
+    if known is not x_train:  # the layers before it see no other batches
+        require_rowwise(network, x_train[:ROWS], name=name)
+    width = require_rowwise(network, known[: max(B, 2)], name=name)
+    return known, computed_once(network, x_test), width
 
 
 def computed_once(network: nn.Module, x: Tensor) -> Tensor:
