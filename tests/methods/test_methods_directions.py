@@ -22,7 +22,7 @@ from dpzv.data import catalogue
 from dpzv.errors import ConfigError, PeerError
 from dpzv.methods.dpzv import DpzvDevice
 from dpzv.methods.heads import HeadParts, make_head_rule
-from dpzv.methods.rules import Question, Uplink, make_device_rule, make_server_rule
+from dpzv.methods.rules import PART, Question, Uplink, make_device_rule, make_server_rule
 from dpzv.methods.steps import Directions, Steps
 from dpzv.models.head import Head, SumHead, seeded_head
 from dpzv.privacy.noise import SeededNoise
@@ -238,3 +238,14 @@ def test_the_directions_of_a_batch_are_kept_only_for_a_small_network() -> None:
         assert [directions(number) is one for number, one in enumerate(first)] == [kept] * 4
         assert directions(4) is directions(4)
         assert directions(0) is not first[0]
+
+
+@pytest.mark.parametrize("n", [0, 1, PART, 2 * PART + 3])
+def test_many_records_are_evaluated_in_parts_and_stay_in_their_order(n: int) -> None:
+    network, x, sizes = torch.nn.Linear(5, 2), torch.randn(n, 5), list[int]()
+    network.register_forward_hook(lambda _, inputs, __: sizes.append(len(inputs[0])))
+    steps = Steps(0.1, 0.0, "constant", 1, 1)
+    found = make_device_rule("dpzv", network, m=1, seed=7, lam=0.1, steps=steps, uplink=OPEN).evaluate(x)
+    assert sum(sizes) == n
+    assert max(sizes) <= PART
+    torch.testing.assert_close(found, torch.nn.functional.linear(x, network.weight, network.bias))
