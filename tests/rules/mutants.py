@@ -1,8 +1,9 @@
 """``make mutants``: do the tests notice when the source is wrong?
 
 Named mutants (`NAMED`) and a sample of all mutants of `ROOMS` are put, one at a time, into copies of the checkout. The
-tests of the mutated room run first, then those of the rooms above it (but for `WITHOUT`), up to the first failure. A
-mutant that passes all of them has survived: the command ends with 1 unless `EQUIVALENT` lists it with a reason.
+tests of the mutated room run first, then those of the rooms above it (but for `WITHOUT`), up to the first failure; of
+each folder those files first that are about the mutated module. A mutant that passes all of them has survived: the
+command ends with 1 unless `EQUIVALENT` lists it with a reason.
 
 This is a runner of our own because the known ones do not fit. mutmut 3 changes functions only, no constants of modules,
 and tests its mutants in forks of one process, in which torch and gRPC are not safe; cosmic-ray's local runs change the
@@ -132,7 +133,7 @@ class Bench:
     def _plain(self, path: str) -> tuple[int | None, float, str]:
         copy = self._free.get()
         try:
-            return run_tests(copy, path, limit=1800.0)
+            return run_tests(copy, [path], limit=1800.0)
         finally:
             self._free.put(copy)
 
@@ -152,7 +153,7 @@ class Bench:
         try:
             for path in self.stages(mutant.path.split("/")[0].removesuffix(".py")):
                 limit = max(self.least_limit, 3 * self.seconds.get(path, 0.0))
-                code, _, output = run_tests(copy, path, limit)
+                code, _, output = run_tests(copy, nearest_first(copy, path, mutant.path), limit)
                 if code is None:
                     return Outcome(mutant, "timed out", path, time.monotonic() - began)
                 if code != 0:
@@ -169,9 +170,21 @@ def put(file: Path, text: str) -> None:
     file.write_text(text)
 
 
-def run_tests(copy: Path, path: str, limit: float) -> tuple[int | None, float, str]:
-    """The exit code of the tests in `path` (`None` if they were stopped), how long they ran, and what they said."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not soak", path]
+def nearest_first(copy: Path, path: str, module: str) -> list[str]:
+    """The files of tests in `path`: first those named after the module, then those that import it, then the others."""
+    stem = Path(module).stem
+    import_of = f"{PACKAGE}.{module.removesuffix('.py').replace('/', '.')} import"
+
+    def far(file: Path) -> tuple[bool, bool, str]:
+        return not file.stem.endswith(f"_{stem}"), import_of not in file.read_text(), str(file)
+
+    files = sorted((copy / path).rglob("test_*.py"), key=far) if (copy / path).is_dir() else [copy / path]
+    return [str(file.relative_to(copy)) for file in files]
+
+
+def run_tests(copy: Path, paths: Sequence[str], limit: float) -> tuple[int | None, float, str]:
+    """The exit code of the tests in `paths` (`None` if they were stopped), how long they ran, and what they said."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not soak", *paths]
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:

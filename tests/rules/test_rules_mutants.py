@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.rules.mutants import EQUIVALENT, NAMED, ROOMS, Bench, Outcome, equivalent, named_mutants, report, run_tests
+from tests.rules.mutants import (
+    EQUIVALENT,
+    NAMED,
+    ROOMS,
+    Bench,
+    Outcome,
+    equivalent,
+    named_mutants,
+    nearest_first,
+    report,
+    run_tests,
+)
 from tests.rules.mutate import Mutant, choose, mutants
 from tests.rules.tree import Module, Package, package
 
@@ -153,9 +164,17 @@ def test_tests_that_fail_without_a_mutant_are_refused(tiny: Path, tmp_path: Path
         Bench(tiny, tmp_path / "copies", jobs=1).measure(["zo"])
 
 
+def test_tests_about_the_mutated_module_run_first(tiny: Path) -> None:
+    for name, text in {"a": "", "b": "from dpzv.zo.tiny import seen\n", "zo_tiny": "", "zo_tiny_other": ""}.items():
+        (tiny / f"tests/zo/test_{name}.py").write_text(text)
+    names = "tiny", "zo_tiny", "b", "a", "zo_tiny_other"  # named after it, importing it, others
+    assert nearest_first(tiny, "tests/zo", "zo/tiny.py") == [f"tests/zo/test_{name}.py" for name in names]
+    assert nearest_first(tiny, "tests/methods/test_above.py", "zo/tiny.py") == ["tests/methods/test_above.py"]
+
+
 def test_tests_that_do_not_end_are_stopped(tiny: Path) -> None:
     (tiny / "tests/zo/test_tiny.py").write_text("import time\ntime.sleep(600)\n")
-    code, seconds, _ = run_tests(tiny, "tests/zo", limit=1.0)
+    code, seconds, _ = run_tests(tiny, ["tests/zo"], limit=1.0)
     assert code is None
     assert seconds < 60
 
