@@ -98,7 +98,7 @@ def test_memory_is_compared_over_the_models_size() -> None:
     (number,) = [n for n in numbers() if n.what == "ResNet-18, peak memory over the model's size, VAFL"]
     (a,) = cells("memory", "modelnet40", name="fig-memory")
     run = shown(a, 0.0, weights=100, peaks={"vafl": 290, "dpzv": 101})
-    assert words(number, [Line((run,))], workloads())[2:] == ["2.90", "the same", "-", "matches"]
+    assert words(number, {"fig-memory": [Line((run,))]}, workloads())[2:] == ["2.90", "the same", "-", "matches"]
 
 
 def test_memory_of_a_smoke_test_is_that_of_another_network(tmp_path: Path) -> None:
@@ -116,12 +116,24 @@ def test_the_row_of_a_number_has_both_accounts_and_the_frozen_devices() -> None:
     number = numbers()[0]
     runs = [shown(cells("dpzv")[0], 0.95, 15), shown(cells("frozen")[0], 0.94, 16)]
     runs.append(shown(cells("dpzv", accounting="exact")[0], 0.93, 50))
-    row = words(number, lines_of(runs), workloads())
+    row = words(number, {number.item: lines_of(runs)}, workloads())
     assert row == [number.what, number.paper, "15.0", "50.0", "16.0 (94.00 % in the end)", "better"]
     runs[1] = shown(cells("frozen")[0], 0.94, 15)
-    assert words(number, lines_of(runs), workloads())[-1] == "better; frozen devices need no more"
+    assert words(number, {number.item: lines_of(runs)}, workloads())[-1] == "better; frozen devices need no more"
     runs.append(shown(cells("dpzv")[1]))
-    assert words(number, lines_of(runs), workloads())[2] == "15.0 (1 of 2 seeds)"
+    assert words(number, {number.item: lines_of(runs)}, workloads())[2] == "15.0 (1 of 2 seeds)"
+
+
+def test_a_number_may_have_its_true_guarantee_in_another_item() -> None:
+    (number,) = [n for n in numbers() if n.what == "CIFAR-10, accuracy at epsilon 0.1, ZOO-VFL"]
+    mine = [c for c in cells("zoo-vfl", "cifar10", name="fig-tradeoff") if c.epsilon == number.epsilon]
+    others = cells("zoo-vfl", "cifar10", "exact", name="fig-honest")
+    lines = {
+        "fig-tradeoff": lines_of([shown(cell, 0.2) for cell in mine]),
+        "fig-honest": lines_of([shown(cell, 0.3 if cell.epsilon == number.epsilon else 0.4) for cell in others]),
+    }
+    assert words(number, lines, workloads())[2:4] == ["20.00 %", "30.00 %"]
+    assert words(number, {"fig-tradeoff": lines["fig-tradeoff"]}, workloads())[3] == "not run: cost"
 
 
 def test_the_standard_table_says_what_was_left_out_for_its_cost() -> None:

@@ -74,7 +74,7 @@ def test_every_method_has_the_same_number_of_trials() -> None:
     for cell in cells(TUNING):
         own = counts.setdefault((cell.workload, cell.accounting), {})
         own[cell.row] = own.get(cell.row, 0) + 1
-    assert len(counts) == 6
+    assert len(counts) == 9
     for own in counts.values():
         assert set(own) == {"dpzv", "dpzv-zo", "vafl", "zoo-vfl", "vfl-czofo"}
         assert set(own.values()) == {item_of(TUNING).options["trials"]}

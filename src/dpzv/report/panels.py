@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dpzv.report.figure_file import COLOURS, STYLES, over_runs, plain_ticks, save, subplots
-from dpzv.report.reproduced import Line, Shown, budget_text
+from dpzv.report.reproduced import ItemRuns, Line, Shown, budget_text
 
-__all__ = ["CYCLE", "Curve", "Panel", "accuracy", "against", "by_row", "draw", "over_budgets", "window"]
+__all__ = ["CYCLE", "Curve", "Panel", "accuracy", "against", "by_case", "by_row", "draw", "over_budgets", "window"]
 
 CYCLE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#222222")
 """Colours of curves that are not rows, in this order."""
@@ -85,6 +85,21 @@ def by_row(lines: Sequence[Line], x: Callable[[Line], float], y: Callable[[Shown
         style = int(row == "backpropagation")  # it has the colour of untrained devices
         curves.append(Curve(own[0].label, list(map(x, own)), shares, COLOURS.get(row, ""), style, marker="o"))
     return curves
+
+
+def by_case(runs: ItemRuns, y_label: str, y: Callable[[dict[str, Any]], float | None]) -> list[Panel]:
+    """A panel for each workload and row, in which every case is a curve of `y` against rounds."""
+    panels = []
+    for workload in runs.places:
+        lines = runs.of(workload)
+        for row in dict.fromkeys(line.cell.row for line in lines):
+            own = [line for line in lines if line.cell.row == row]
+            curves = [
+                against(line, lambda m: m["round"], y, label=line.cell.case.name, colour=CYCLE[i])
+                for i, line in enumerate(own)
+            ]
+            panels.append(Panel(f"{runs.title(workload)}: {own[0].label}", "rounds", y_label, curves))
+    return panels
 
 
 def against(

@@ -35,7 +35,7 @@ class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One number of the paper, and the runs beside it; exactly one of the three measures is set.
 
     `accuracy` and `memory` (over the model's size) are ranges in which a figure matches. `never` says why no figure can
-    be compared.
+    be compared. `exact_item` names the item with the run at a true guarantee, if it is not `item`.
     """
 
     what: str
@@ -48,6 +48,7 @@ class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accuracy: tuple[float, float] | None = None
     memory: tuple[float, float] | None = None
     never: str = ""
+    exact_item: str = ""
 
     def value(self, run: Shown) -> float:
         """The figure of a run that stands beside it."""
@@ -67,10 +68,11 @@ def numbers() -> list[Number]:
     return converted(recipes.reproduction("paper"), dict[str, list[Number]])["numbers"]
 
 
-def words(number: Number, lines: Sequence[Line], workloads: Mapping[str, Workload]) -> list[str]:
-    """The row of a number; `lines` are those of its item."""
-    paper = _line(number, lines, number.row, "paper")
-    exact, frozen = _line(number, lines, number.row, "exact"), _line(number, lines, "frozen", "paper")
+def words(number: Number, lines: Mapping[str, Sequence[Line]], workloads: Mapping[str, Workload]) -> list[str]:
+    """The row of a number; `lines` are those of every item."""
+    own, others = lines[number.item], lines.get(number.exact_item or number.item, ())
+    paper, frozen = _line(number, own, number.row, "paper"), _line(number, own, "frozen", "paper")
+    exact = _line(number, others, number.row, "exact")
     cells = [_text(number, line) for line in (paper, exact, frozen)]
     if number.memory is not None:  # memory does not depend on an account, nor on what devices have learned
         cells[1:] = ["the same", "-"]
@@ -167,7 +169,7 @@ def write_page(items: Mapping[str, tuple[ItemRuns, ItemTold]], command: str, fil
             runs = items[number.item][0]
             if any(line.cell.workload == SMOKE for line in runs.lines):
                 number = msgspec.structs.replace(number, workload=SMOKE, epsilon=1.0)
-            rows.append(words(number, runs.lines, runs.workloads))
+            rows.append(words(number, {name: one.lines for name, (one, _) in items.items()}, runs.workloads))
     used = {line.cell.workload for runs, _ in items.values() for line in runs.lines}
     workloads = {name: one for runs, _ in items.values() for name, one in runs.workloads.items() if name in used}
     notes = [f"{one.title}: {one.substitute}." for one in workloads.values() if one.substitute]

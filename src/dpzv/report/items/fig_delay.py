@@ -12,9 +12,9 @@ __all__ = ["told"]
 
 
 def told(runs: ItemRuns, figure: Path) -> ItemTold:
-    """Accuracy over time on the left, at the end over the mean delay on the right."""
-    header = ["workload", "speeds", "in loop, %", "virtual s", "mean delay, rounds", "largest delay", "state"]
-    rows, panels = [], []
+    """Accuracy over time above, at the end over the mean delay below, a panel for each row."""
+    header = ["workload", "row", "speeds", "in loop, %", "virtual s", "mean delay, rounds", "largest delay", "state"]
+    rows = []
     for line in runs.lines:
         figures = [
             line.text(lambda run: run.in_loop, percent),
@@ -23,27 +23,37 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
                 for key in ("virtual_seconds", "mean_delay", "max_delay")
             ),
         ]
-        rows.append([runs.title(line.cell.workload), line.cell.case.name, *figures, line.status or "-"])
-    for workload in runs.places:
-        lines = runs.of(workload)
-        curves, dots = [], []
-        for i, line in enumerate(lines):
-            look = {
-                "colour": CYCLE[(i + 1) // 2 % len(CYCLE)],
-                "style": int(line.cell.case.name.endswith(" synchronous")),
-            }
-            name = line.cell.case.name
-            curves.append(against(line, lambda m: m["virtual_seconds"], accuracy, label=name, **look))
-            delay, at_end = line.mean(_of("mean_delay")), line.mean(lambda run: run.in_loop)
-            dots.append(Curve(name, [delay or 0.0], [100 * (at_end or 0.0)], str(look["colour"]), marker="o"))
-        panels.append(Panel(runs.title(workload), "virtual seconds", "test accuracy in the loop, %", curves))
-        panels.append(Panel("at the end", "mean delay, rounds", "test accuracy in the loop, %", dots))
+        what = [runs.title(line.cell.workload), line.label, line.cell.case.name]
+        rows.append([*what, *figures, line.status or "-"])
+    panels = [panel for workload in runs.places for panel in _panels(runs, workload)]
     note = (
         "One device needs 1, 4 or 16 times as long for a batch. In a synchronous run everybody waits for the slowest, "
         "so it is the run in which all are as slow. Every device has the same number of rounds, so both end when the "
-        "slowest has had its own; an asynchronous run learns from the others' rounds meanwhile."
+        "slowest has had its own; an asynchronous run learns from the others' rounds meanwhile. What frozen devices "
+        "send never gets old, so with them only the order of the head's batches differs."
     )
     return ItemTold(header, rows, [note], draw(panels, figure))
+
+
+def _panels(runs: ItemRuns, workload: str) -> list[Panel]:
+    """The panels of time of all rows, then those of delay."""
+    over_time, at_the_end = [], []
+    lines = runs.of(workload)
+    for row in dict.fromkeys(line.cell.row for line in lines):
+        curves, dots = [], []
+        own = [line for line in lines if line.cell.row == row]
+        for i, line in enumerate(own):
+            name, colour = line.cell.case.name, CYCLE[(i + 1) // 2 % len(CYCLE)]
+            style = int(name.endswith(" synchronous"))
+            curves.append(
+                against(line, lambda m: m["virtual_seconds"], accuracy, label=name, colour=colour, style=style)
+            )
+            delay, at_end = line.mean(_of("mean_delay")), line.mean(lambda run: run.in_loop)
+            dots.append(Curve(name, [delay or 0.0], [100 * (at_end or 0.0)], colour, marker="o"))
+        title = f"{runs.title(workload)}: {own[0].label}"
+        over_time.append(Panel(title, "virtual seconds", "test accuracy in the loop, %", curves))
+        at_the_end.append(Panel(f"{title}, at the end", "mean delay, rounds", "test accuracy in the loop, %", dots))
+    return over_time + at_the_end
 
 
 def _of(key: str) -> Callable[[Shown], float]:
