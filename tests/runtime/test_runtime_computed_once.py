@@ -22,6 +22,7 @@ from tests.models.small_encoders import TOKENS, WORDS, generator, small_encoder
 def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER, raising=False)
     monkeypatch.setattr(room, "_memory", {})
+    monkeypatch.setattr(room, "_read", set())
 
 
 @pytest.fixture
@@ -108,10 +109,38 @@ def test_files_are_written_only_where_a_folder_is_named(
     monkeypatch.setattr(room, "PART", 100)
     for memory in ({}, {}):  # two processes, one after the other
         monkeypatch.setattr(room, "_memory", memory)
+        monkeypatch.setattr(room, "_read", set())
         assert torch.equal(computed_once(network, x), without)
     assert sum(seen) == 192 + 128 + 64
     assert len(list(folder.glob("*.npz"))) == 2
     assert {file.stat().st_mode & 0o077 for file in folder.iterdir()} == {0}
+
+
+def test_processes_that_go_on_side_by_side_share_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, x = resnet(), images(640)
+    whole = computed_once(network, x)
+    monkeypatch.setattr(room, "_memory", {})
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setattr(room, "PART", 64)
+    features, computed = ResNet18.features, list[int]()
+
+    def other_process() -> None:
+        """Computes nine of the ten parts while the first one is computed here."""
+        with monkeypatch.context() as other:
+            other.setattr(room, "_memory", {})
+            other.setattr(room, "_read", set())
+            computed_once(network, x[:576])
+
+    def counted(self: ResNet18, part: Tensor) -> Tensor:
+        computed.append(len(part))
+        if len(computed) == 1:
+            other_process()
+            computed[1:] = []
+        return features(self, part)
+
+    monkeypatch.setattr(ResNet18, "features", counted)
+    assert torch.equal(computed_once(network, x), whole)
+    assert sum(computed) <= 2 * 64  # its first part, and what the other process has not computed
 
 
 def test_the_encoder_of_texts_is_computed_once() -> None:

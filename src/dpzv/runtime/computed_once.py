@@ -1,8 +1,8 @@
 """What layers that never move make of records: computed once for each record.
 
 It is kept in memory and, where the environment variable DPZV_FEATURES names a folder, in files there. `dpzv reproduce`
-names one for its own runs, since a hundred of them share their records. Nothing else leaves such files on a disk: they
-tell much of what the records say.
+names one for its own runs, since a hundred of them share their records; runs that go on side by side share the work.
+Nothing else leaves such files on a disk: they tell much of what the records say.
 """
 
 from __future__ import annotations
@@ -56,11 +56,14 @@ def computed_once(network: nn.Module, x: Tensor) -> Tensor:
     layers = _layers(network, x)
     known, keys = _known(layers), [_digest([row]) for row in x.numpy(force=True)]
     missing = list({key: row for row, key in enumerate(keys) if key not in known}.values())
-    for first in range(0, len(missing), PART):
-        rows = missing[first : first + PART]
-        new = dict(zip([keys[row] for row in rows], _made(features, x[rows]), strict=True))
-        _keep(layers, new)
-        known.update(new)
+    parts = [missing[first : first + PART] for first in range(0, len(missing), PART)]
+    secrets.SystemRandom().shuffle(parts)  # processes that begin together would all compute the same part
+    for part in parts:
+        known.update(_written(layers))
+        if rows := [row for row in part if keys[row] not in known]:
+            new = dict(zip([keys[row] for row in rows], _made(features, x[rows]), strict=True))
+            _keep(layers, new)
+            known.update(new)
     return torch.from_numpy(np.stack([known[key] for key in keys])).to(x.device)
 
 
@@ -89,15 +92,25 @@ def _digest(arrays: Sequence[NDArray[np.generic]]) -> bytes:
 
 
 def _known(layers: str) -> Known:
-    """What is known of these layers, in memory and in files."""
+    """What this process knows of these layers; at first nothing."""
     if layers not in _memory:
         while len(_memory) >= MOST_KEPT:
-            _memory.pop(next(iter(_memory)))
-        _memory[layers] = {}
-        for file in sorted(Path(os.environ[FOLDER]).glob(f"{layers}-*.npz")) if FOLDER in os.environ else []:
-            with np.load(file) as part:
-                _memory[layers].update(zip(map(bytes, part["keys"]), part["made"], strict=True))
+            forgotten = next(iter(_memory))
+            _memory.pop(forgotten)
+            _read.difference_update({file for file in _read if file.name.startswith(forgotten)})
+        _memory[layers] = _written(layers)
     return _memory[layers]
+
+
+def _written(layers: str) -> Known:
+    """What the files that this process has not read yet say of these layers."""
+    found: Known = {}
+    files = set(Path(os.environ[FOLDER]).glob(f"{layers}-*.npz")) if FOLDER in os.environ else set()
+    for file in sorted(files - _read):
+        with np.load(file) as part:
+            found.update(zip(map(bytes, part["keys"]), part["made"], strict=True))
+    _read.update(files)
+    return found
 
 
 def _keep(layers: str, new: Known) -> None:
@@ -107,6 +120,8 @@ def _keep(layers: str, new: Known) -> None:
         path = Path(os.environ[FOLDER]) / f"{layers}-{secrets.token_hex(8)}.npz"
         with replacing(path) as file, file.open("wb") as out:
             np.savez(out, keys=keys, made=np.stack(list(new.values())))
+        _read.add(path)
 
 
 _memory: dict[str, Known] = {}
+_read: set[Path] = set()
