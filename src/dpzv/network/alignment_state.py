@@ -32,14 +32,14 @@ __all__ = ["AlignmentState", "LabelRecords", "digest_of"]
 
 FILE = "alignment.safetensors"
 ONE_BY_ONE = threading.Lock()
-"""What takes memory for every record is done for one device after the other, though each has a thread of its own."""
+"""Held by a thread while it does what takes memory for every record, so that this is done for one device at a time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelRecords:
     """The server's own records: hashed ids uint8 [n, 16], labels [n], their task, and a name for them.
 
-    `key` stands for the secret key of the hashes; empty: hashes of two runs cannot be compared.
+    `key` names the secret key of the hashes; if it is empty, hashes of two runs cannot be compared.
     """
 
     hashes: NDArray[np.uint8]
@@ -49,7 +49,7 @@ class LabelRecords:
     name: str
     key: str = ""
     meaning: dict[str, str] = field(default_factory=dict)
-    """What the labels' numbers mean, in words that are compared: the column, the task, and its classes or its range."""
+    """What the labels' numbers mean, in words that a restart compares: the column, the task, its classes or range."""
     unit: float = 1.0
     """What a 1 in the labels of a regression stands for in the units of the label column."""
 
@@ -139,7 +139,7 @@ class AlignmentState:
         metadata["labels"] = msgspec.json.encode(self._labels.meaning).decode()
         write_tensors(self._file, {f"party-{p}": torch.from_numpy(r) for p, r in enumerate(found.rows)}, metadata)
         self.counts, self._digests, self._bound = counts, digests, bound
-        self.complete, self._sent = True, {}  # last, since others look at it meanwhile
+        self.complete, self._sent = True, {}  # set last, since other threads look at `complete` meanwhile
 
     def rows(self, m: int, mu_start: float = math.inf) -> tuple[Rows, NDArray[np.int64]]:
         """What device m is told: the numbers of its rows follow, those trained on first, in the common order.
@@ -153,7 +153,7 @@ class AlignmentState:
     def records(self) -> ServerRecords:
         """What the server knows about the shared records, in the common order.
 
-        Before these are known it is as if all its records were shared; no run has more.
+        Before the shared records are known, all of the server's records stand for them; no run can have more.
         """
         own, (train, test) = self._labels, self._parts(0)
         outputs = outputs_of(own.task, own.n_classes)

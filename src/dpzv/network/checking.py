@@ -59,7 +59,7 @@ def _server(own: Party) -> Findings:
 
 
 def _server_start(own: Party, table: LabelTable) -> list[str]:
-    """Refuse what a start of the server would be refused for beside its records; else, facts about its run."""
+    """Facts about the server's run; raises what its start would be refused for, whatever its records are."""
     own.check_links()
     folder = open_folder(own)
     refuse_folder(own.config, folder)

@@ -31,7 +31,7 @@ __all__ = ["HiddenIds"]
 
 LOG = logging.getLogger("dpzv.server")
 AT_ONCE = 8192
-"""So many ids are hidden at a time, which takes one core about a second; between two times the work can be stopped."""
+"""The ids that are hidden at a time, which takes one core about a second; the work can be stopped only in between."""
 
 
 class HiddenIds:

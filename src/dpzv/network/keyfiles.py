@@ -182,7 +182,7 @@ def _revoked(folder: Path) -> Revoked:
 
 
 def _refuse_revoked_key(ca: Path, name: str, key: ec.EllipticCurvePrivateKey) -> None:
-    """A key whose certificate was revoked may be in other hands, so that no certificate makes it good again."""
+    """Refuse a key whose certificate was revoked: it may be in other hands, so it gets no new certificate."""
     gone = _revoked(ca).serials
     if any(found.serial_number in gone and _same_key(found, key) for found in issued_to(ca, name)):
         raise ConfigError(

@@ -17,7 +17,7 @@ class MemoryStream:
     """One end of a link; what is written at one end is read at the other."""
 
     def __init__(self, peer_name: str, other: MemoryStream | None = None) -> None:
-        """`peer_name` is the name of the party at the `other` end, which may be made later."""
+        """`peer_name` is the name of the party at the other end, which is `other` or will be made later."""
         self.peer_name = peer_name
         self._inbox: asyncio.Queue[bytes | LinkLost | None] = asyncio.Queue()
         self.most = MAX_FRAME

@@ -64,7 +64,7 @@ class Predictor:
         self._offsets = np.cumsum([0, *widths])
         self._head, self._folder = load_head(folder.path / "weights"), folder
         self._output: torch.Tensor | None = None  # [n, outputs]
-        self._finding = asyncio.Lock()  # what one device is asked for is looked up at a time: it takes memory
+        self._finding = asyncio.Lock()  # looking up records takes memory, so it is done for one device at a time
         # up to which record each device has sent all that it has, and up to which the head has seen them
         self._reached, self._done = [0] * len(self._names), 0
         self._left = set(range(1, len(self._names) + 1))
@@ -141,7 +141,7 @@ class Predictor:
         except PeerError as error:
             LOG.warning("%s", error)
             await peer.close(str(error))
-            if stream.peer_name in self._names:  # of anybody else nothing is read
+            if stream.peer_name in self._names:  # nothing more is read from strangers
                 await last_word(stream)
         except LinkLost as error:
             LOG.warning("device %d is gone (%s)", peer.m, error)
@@ -204,7 +204,7 @@ class Predictor:
         """Run the head on the records that are complete, while the others are on their way."""
         ready, n = min(self._reached), len(self._rows)
         while self._done < ready and (ready == n or ready - self._done >= AT_ONCE):
-            end = self._done + AT_ONCE if ready - self._done >= 2 * AT_ONCE else ready  # no short rest
+            end = self._done + AT_ONCE if ready - self._done >= 2 * AT_ONCE else ready  # so that no short rest is left
             some = self._head(torch.from_numpy(self._rows[self._done : end]))
             if self._output is None:
                 self._output = some.new_zeros(n, some.shape[1])

@@ -34,7 +34,7 @@ __all__ = [
 LOG = logging.getLogger("dpzv.server")
 FILE = "status.json"
 STALE_SECONDS = 10.0
-"""A status of a run that goes on is written every second; an older one than this is of a server that does not run."""
+"""A server writes its status every second; if the status is older than this, the server is stopped or stuck."""
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
@@ -160,7 +160,7 @@ def metrics_text(status: Status) -> str:
     """The status in Prometheus' text format."""
     names = ("round", "rounds", "bytes_up", "bytes_down", "epsilon_spent")
     values = {name: getattr(status, name) for name in names}
-    values |= {"mean_delay_rounds": status.mean_delay, "status_age_seconds": max(0.0, time.time() - status.time)}
+    values |= {"mean_delay_rounds": status.mean_delay, "status_age_seconds": status.age}
     lines = [f"dpzv_{name} {'NaN' if value is None else value}" for name, value in values.items()]
     for device in status.devices:
         for name in ("here", "releases", "rounds_behind"):
