@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federation import NAMES, Parties, config_of, serving
+from federation import NAMES, Parties, config_of, hello, serving
 
 from dpzv import config as configuration
 from dpzv.data.alignment import aligned
@@ -34,7 +34,6 @@ from dpzv.network.wire import (
     Rows,
     Stop,
     Welcome,
-    hello,
     pack,
     pieces,
     unpack,

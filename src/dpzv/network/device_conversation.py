@@ -109,9 +109,8 @@ class Conversation:
         if self.device is not None:
             self.device.waiting = False  # the server sends the release of the last batch again, or asks for the batch
         state = self._state() if self.device is not None else self._folder.state()
-        own, weights = self._own, (state.run_id, state.position)
-        said = hello(self._config, *weights, b"", self._digests, t=state.t, receipt=state.receipt)
-        return pack(msgspec.structs.replace(said, ids=own.count, ids_sha256=own.digest))
+        own = self._own, self._digests
+        return pack(hello(self._config, state.run_id, state.position, *own, t=state.t, receipt=state.receipt))
 
     def answers(self, message: Control | Message | Receipted) -> Iterator[bytes]:
         """Do what the server says, and give the frames to send for it, each to be sent before the next is made."""

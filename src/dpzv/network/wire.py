@@ -18,7 +18,7 @@ from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data.psi import POINT_BYTES
 from dpzv.errors import PeerError
-from dpzv.network.feature_records import Digests
+from dpzv.network.feature_records import Digests, OwnIds
 from dpzv.privacy.receipts import RECEIPT_BYTES
 from dpzv.protocol.codec import MAX_FRAME, Codec
 from dpzv.protocol.messages import Message, Release
@@ -337,13 +337,12 @@ def hello(
     config: Config,
     run_id: str,
     position: int,
-    hashes: bytes,
+    ids: OwnIds,
     digests: Digests = NOTHING,
     *,
     t: int = 0,
     receipt: bytes = b"",
 ) -> Hello:
-    """What a device says first."""
-    ids_sha256 = hashlib.sha256(hashes).hexdigest()
-    ids = len(hashes) // 16, ids_sha256
-    return Hello(VERSION, PROTOCOL, agreed_hash(config), run_id, position, t, receipt, *ids, digests)
+    """What a device with these `ids` says first."""
+    own = ids.count, ids.digest
+    return Hello(VERSION, PROTOCOL, agreed_hash(config), run_id, position, t, receipt, *own, digests)
