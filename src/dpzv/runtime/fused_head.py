@@ -143,15 +143,17 @@ def _linear(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 ROWS = 64
 """Sizes of buffers are multiples of this."""
+OVERFLOW = 1e-12
+"""The probability that a sample of a run is longer than its buffer."""
 
 
-def buffer_size(D: int, expected: int, steps: int, overflow: float = 1e-12) -> int:
-    """The size that all of `steps` Poisson samples of D records stay within, but for a probability of `overflow`.
+def buffer_size(D: int, expected: int, steps: int) -> int:
+    """The size that all of `steps` Poisson samples of D records stay within, but for the probability `OVERFLOW`.
 
     A sum of independent coins with mean `a` is above a + x with probability at most exp(-x^2 / (2 (a + x/3)))
     (Bernstein); the union over the steps is solved for x.
     """
-    L = math.log(max(steps, 1) / overflow)
+    L = math.log(max(steps, 1) / OVERFLOW)
     x = L / 3 + math.sqrt(L * L / 9 + 2 * L * expected)
     return min(D, ROWS * math.ceil((expected + x) / ROWS))
 
