@@ -73,7 +73,7 @@ def _tensors(server: Server, beside: Simulated | None) -> dict[str, torch.Tensor
     The names are the file's format.
     """
     tensors = {"times": torch.from_numpy(server.table.times)}
-    if server.table.sums is not None:  # made anew from the table they would differ in the last digit
+    if server.table.sums is not None:  # kept, since sums computed anew from the table differ in the last digit
         tensors["sums"] = server.table.sums
     noise = server.method.head_rule.noise_state
     tensors |= {f"server/noise-{i}": torch.from_numpy(array) for i, array in enumerate(noise)}

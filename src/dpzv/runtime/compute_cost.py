@@ -1,9 +1,9 @@
 """What a device's work on one batch costs with each method, measured, for the virtual clock.
 
 `devices.compute` of a recipe is the time of DPZV's two forwards with one direction; the clock charges (K + 1) / 2 times
-as much for K directions. What else a configuration's work costs is a factor, which a few real rounds on the recipe's
-own networks and batch measure. The factors are kept in a file, so that a second
-call finds the same figures and the same runs.
+as much for K directions. Whatever else makes a configuration's work slower or faster is one factor, measured by a few
+real rounds on the recipe's own networks and batch. The factors are kept in a file, so that a second call finds the same
+figures and the same runs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CONTEXT = 600_000_000
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """A device's work for one batch, and its factor over DPZV's two forwards for each two that the clock charges."""
+    """The seconds of a device's work for one batch, and by which factor they exceed what the clock would charge."""
 
     method: str
     B: int

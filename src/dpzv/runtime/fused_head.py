@@ -27,7 +27,7 @@ __all__ = ["FusedHeadSteps", "Heads", "buffer_size"]
 
 
 class Heads:
-    """w_0 of R runs: `w` [R, d_0] and its velocity; nothing of both where the head only adds."""
+    """w_0 of R runs: `w` [R, d_0] and its velocity; a head that only adds has neither."""
 
     def __init__(self, rules: Sequence[HeadRule], loss: Loss) -> None:
         self._rules, self._loss = rules, loss

@@ -1,4 +1,4 @@
-"""A run is opened: with a new ledger if nothing of it was ever released, else with its own, or not at all."""
+"""Opens a run: with a new ledger if nothing of it was ever released, else with its own; without that it is refused."""
 
 from __future__ import annotations
 

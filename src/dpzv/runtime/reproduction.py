@@ -57,13 +57,13 @@ LENGTHS = ("train.passes", "train.rounds", "train.eval_every", "train.B", "head.
 """What an item says about the length of its runs, which --scale smoke does not take."""
 
 STEP = "head.eta_0"
-"""The one key that a row only suggests: trials and items may change it, but nothing else that makes a row."""
+"""The one key of a row that trials and items may change; all other keys that make a row are fixed."""
 
 LENGTH = "train.passes"
 """Noise grows with the length of a run, so trials may choose it for a row."""
 
 POINTS = 20
-"""The curve of a run whose length trials have chosen has at least so many points."""
+"""The fewest points that the curve of a run has whose length was chosen by trials."""
 
 EVERY: Tree = {"noise": {"source": "seeded"}, "runtime": {"threads": 1}}
 """What all runs have: noise that can be repeated, and one thread, so that a run's hash is the same on every machine."""
@@ -288,7 +288,7 @@ def _cell(made: _Made, asked: Asked) -> Cell:
 
 
 def _configured(tree: Tree, made: _Made, changes: list[Tree], tuned: Tuned | None) -> tuple[Config, int]:
-    """A run's configuration and its rounds; where an item has a length, that of the trials counts if they chose one."""
+    """A run's configuration and its rounds; a length that trials chose counts for items that have a length."""
     workload, general = workloads()[made.runs.workload], recipes.settings("", made.runs.accounting)
 
     def parsed(*more: Tree) -> tuple[Config, int]:
@@ -311,9 +311,9 @@ def _longer(epsilon: float, tuned: Tuned, config: Config) -> float:
 
 
 def _tuned(made: _Made, out: Path) -> Tuned:
-    """What the trials of a row chose; those of its own trials never count.
+    """What the trials of a row chose; nothing for runs that are trials themselves, which have a holdout.
 
-    They are read from the folder of this reproduction, or else from the shipped ones.
+    It is read from the folder of this reproduction, or else from the shipped files.
     """
     row = made.kind.like or (made.row if made.kind.tuned else "")
     name = f"{made.runs.workload}-{made.runs.accounting}"

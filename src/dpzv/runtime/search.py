@@ -81,7 +81,7 @@ def with_changes(settings: Mapping[str, Any], changes: Tree) -> dict[str, Any]:
 
 
 def _without(values: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` without the changed keys; the number of rounds has two, which displace each other."""
+    """`values` without the changed keys; a change of `rounds` or `passes` removes both, as both set the length."""
     lengths = {"rounds", "passes"}
     gone = {*changed, *(lengths if lengths & changed.keys() else ())}
     return {key: value for key, value in values.items() if key not in gone}
