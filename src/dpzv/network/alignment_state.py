@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from dpzv.data.alignment import ANY, Fewest, aligned
 from dpzv.data.dataset import ServerRecords, outputs_of
 from dpzv.data.schedule import holdout
-from dpzv.durable import write_tensors
+from dpzv.durable import readable, write_tensors
 from dpzv.errors import ConfigError, DataError, PeerError, PeerRefused
 from dpzv.network.feature_records import Digests
 from dpzv.network.hidden_ids import HiddenIds
@@ -175,12 +174,8 @@ class AlignmentState:
             rows: NDArray[np.int64] = file.get_tensor(f"party-{party}")
         return rows
 
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        try:
-            yield
-        except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, OSError) as error:
-            raise DataError(f"{self._file} is not the alignment of this run ({error}); start a new run.") from None
+    def _readable(self) -> AbstractContextManager[None]:
+        return readable(self._file, "the alignment of this run", "start a new run")
 
     def _load(self) -> None:
         with self._readable():

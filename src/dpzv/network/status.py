@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from dpzv.durable import write_atomically
-from dpzv.errors import ConfigError, DataError, DiskError
+from dpzv.durable import readable, write_atomically
+from dpzv.errors import ConfigError, DiskError
 from dpzv.runtime.server_run import ServerRun
 from dpzv.validate import host_and_port
 
@@ -148,12 +148,8 @@ def read_status(folder: Path) -> Status:
     path = folder / FILE
     if not path.exists():
         raise ConfigError(f"{path} does not exist; start the server first.")
-    try:
+    with readable(path, "the status of a run", "start the server, which writes it anew"):
         return msgspec.json.decode(path.read_bytes(), type=Status)
-    except (msgspec.MsgspecError, OSError) as error:
-        raise DataError(
-            f"{path} is not the status of a run ({error}); start the server, which writes it anew."
-        ) from None
 
 
 def metrics_text(status: Status) -> str:
