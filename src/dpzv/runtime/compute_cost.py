@@ -23,7 +23,8 @@ import msgspec
 from dpzv import config as configuration
 from dpzv.config import Config, HeadSection, NoiseSection, PrivacySection, TrainSection
 from dpzv.durable import write_atomically
-from dpzv.errors import ConfigError, DpzvError
+from dpzv.errors import DpzvError
+from dpzv.runtime.clock import compute_of
 from dpzv.runtime.fused_kinds import fused_if_possible, why_not
 from dpzv.runtime.grid import Job, State, Watch, config_hash, cores, jobs_that_fit
 from dpzv.runtime.run_plan import batch_of, sizes_of
@@ -103,15 +104,9 @@ def charged(config: Config, factor: float) -> Config:
 
 def _scaled(compute: float | str, factor: float) -> float | str:
     """Seconds, or ``"exponential SECONDS"``, times `factor`."""
-    if not isinstance(compute, str):
-        return float(f"{compute * factor:.6g}")
-    word, _, seconds = compute.partition(" ")
-    try:
-        return f"{word} {float(seconds) * factor:.6g}"
-    except ValueError:
-        raise ConfigError(
-            f"devices.compute takes seconds or 'exponential SECONDS', got '{compute}'; give one of them."
-        ) from None
+    seconds, exponential = compute_of(compute)
+    scaled = f"{seconds * factor:.6g}"
+    return f"exponential {scaled}" if exponential else float(scaled)
 
 
 def charge(configs: Sequence[Config], base: Config, file: Path, watch: Watch) -> Compute | None:
@@ -280,16 +275,13 @@ def _seconds(config: Config, data: Dataset) -> float:
 
     Of each device's batches the fastest counts: whatever else the machine does can only make one slower.
     """
-    from functools import partial
-
-    from dpzv.runtime.device_networks import make_networks
     from dpzv.runtime.run_folder import RunFolder
     from dpzv.runtime.simulate import Simulation
 
     M = len(data.x_train)
     rounds = M * (1 + REPEATS)
     config = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, rounds=rounds))
-    simulation = Simulation(config, data, partial(make_networks, config, data))
+    simulation = Simulation(config, data)
     watches = [_Stopwatch(device, config.runtime.accelerator) for device in simulation.devices]
     with tempfile.TemporaryDirectory() as place, simulation.opened(RunFolder(Path(place))):
         for repeat in range(1 + REPEATS):

@@ -146,7 +146,7 @@ def run(jobs: Sequence[Job], out: Path, at_once: int, watch: Watch) -> list[Fail
     unique = {job.key: job for job in jobs}
     for job in unique.values():
         _refuse_other_files(job, out / "runs")
-    left = [job for key, job in unique.items() if not (out / "runs" / key / "summary.json").exists()]
+    left = [job for key, job in unique.items() if not _finished(out / "runs" / key)]
     total = sum(job.rounds for job in unique.values())
     rounds = total - sum(job.rounds for job in left)
     runs = len(unique) - len(left)

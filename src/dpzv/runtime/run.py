@@ -50,7 +50,7 @@ def resume(path: Path, observe: Observer, max_seconds: float) -> dict[str, Any] 
     config = folder.config()
     accelerator_of(config)  # refuses one that is not there
     data = load_data(config)
-    simulation = Simulation(config, data, partial(make_networks, config, data), path)
+    simulation = Simulation(config, data, begun=path)
     with simulation.opened(folder):
         return _go_on(config, simulation, observe, max_seconds)
 
