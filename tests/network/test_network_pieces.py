@@ -154,7 +154,7 @@ def conversation(parties: Parties, out: Path) -> Any:
     ("sent", "said"),
     [
         ([Rows(300, 100), ListPiece(1000, bytes(1000))], "the next has 1000 bytes and follows 0 bytes"),
-        ([Rows(300, 100), Ask("rounds")], "row numbers must follow, the server sent Ask"),
+        ([Rows(300, 100), Ask("rounds")], "the server must send row numbers next, got Ask"),
         ([Rows(10**6, 10**6)], "may name at most"),
         ([ListPiece(0, bytes(1000))], "before the rows"),
     ],

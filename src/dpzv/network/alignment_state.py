@@ -209,7 +209,7 @@ def digest_of(m: int, hashes: NDArray[np.uint8]) -> str:
         again = int(np.count_nonzero(words[1:] == words[:-1]))
     if again:
         raise PeerRefused(
-            f"device {m} must name every id once, but {again} of {len(words)} repeat another; keep one row an id."
+            f"device {m} must name every id once, but {again} of {len(words)} repeat another; keep one row for each id."
         )
     return _sha256(hashes)
 

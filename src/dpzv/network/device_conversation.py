@@ -167,7 +167,7 @@ class Conversation:
         """Take a piece of the row numbers, and do what they are for once all are here; answer hidden ids at once."""
         if not isinstance(message, ListPiece):
             name = "hidden ids" if isinstance(what, Hidden) else "row numbers"
-            raise PeerError(f"{name} must follow, the server sent {type(message).__name__}; the link is closed.")
+            raise PeerError(f"the server must send {name} next, got {type(message).__name__}; the link is closed.")
         if isinstance(what, Hidden):
             points = self._points.take(message).reshape(-1, POINTS.itemsize)
             yield pack(ListPiece(message.start, self._own.answer(points).tobytes()))

@@ -127,7 +127,7 @@ def issue_party(
     read_alignment_key(alignment)
     certificate_path, key_path = out / f"{name}.crt", out / f"{name}.key"
     if renew and not key_path.exists():
-        raise ConfigError(f"there is no {key_path} to renew the certificate of; issue it without --renew.")
+        raise ConfigError(f"a renewal needs the party's key {key_path}, which does not exist; issue without --renew.")
     for path in (certificate_path, key_path):
         if path.exists() and not renew:
             raise ConfigError(f"{path} exists already; add --renew for a new certificate, or choose another --out.")
@@ -181,7 +181,7 @@ def _refuse_revoked_key(ca: Path, name: str, key: ec.EllipticCurvePrivateKey) ->
     gone = _revoked(ca).serials
     if any(found.serial_number in gone and _same_key(found, key) for found in issued_to(ca, name)):
         raise ConfigError(
-            f"the certificate of '{name}' was revoked, so its key gets no other one; issue a new key to another --out, "
+            f"the certificate of '{name}' was revoked, so its key gets no new one; issue a new key to another --out, "
             "without --renew."
         )
 

@@ -78,7 +78,7 @@ class Predictor:
         try:
             hashes = await asyncio.to_thread(self._ids)  # meanwhile the devices connect
             if len(hashes) > MOST_IDS:
-                raise DataError(f"a prediction is for at most {MOST_IDS} records, got {len(hashes)}; make several.")
+                raise DataError(f"a prediction is for at most {MOST_IDS} records, got {len(hashes)}; split it.")
             self._wanted = np.ascontiguousarray(hashes).view(np.uint64)  # [n, 2]
             self._order = await asyncio.to_thread(np.argsort, self._wanted[:, 0])
             self._rows = self._folder.scratch(".prediction", (len(hashes), int(self._offsets[-1])))
@@ -129,7 +129,7 @@ class Predictor:
             self._alignment.check_encoding(m, hello.digests)
             await self._ask(peer, hello.ids)
             self._left.discard(peer.m)
-            await peer.close("the embeddings are here", final=True)
+            await peer.close("the server has all embeddings that it asked for", final=True)
         except PeerRefused as error:
             LOG.error("%s", error)
             if peer.m:  # a device of this run; a stranger stops nobody's prediction
@@ -154,8 +154,8 @@ class Predictor:
         who = f"device {m} ({self._names[m - 1]})"
         if hello.run_id != run_id:
             raise PeerRefused(
-                f"{who} is not one of this run, since it has no weights of it; give it its folder back, or start "
-                "`dpzv server` again and then this device, so that it hears what it has missed."
+                f"{who} must have weights of this run, but has none; give it its folder back, or start `dpzv server` "
+                "again and then this device, so that it hears what it has missed."
             )
         if hello.position != releases:
             raise _Unable(

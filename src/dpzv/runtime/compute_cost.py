@@ -244,7 +244,7 @@ def _measure(sender: Connection, texts: dict[str, str]) -> None:
     except DpzvError as error:
         sender.send(error)
     except Exception as error:
-        sender.send(DpzvError(f"measuring compute: {type(error).__name__}: {error}; report it."))
+        sender.send(DpzvError(f"measuring compute failed with {type(error).__name__}: {error}; report it."))
 
 
 def _costs(works: dict[str, Config]) -> dict[str, Any]:
