@@ -148,7 +148,7 @@ class DeviceParty:
                 return await self._end(stream, stop)
 
     async def _answer_aside(self, stream: Stream, answers: Iterator[bytes]) -> None:
-        """Send answers that take long to make: millions of ids are hidden, or the rows of as many numbers are read."""
+        """Send answers that may take long to make, such as millions of hidden ids; a thread makes them."""
         while made := await aside(partial(_made, answers)):
             for answer in made:
                 async with self._writing:

@@ -5,11 +5,11 @@ then the update by an answer. Steps are without momentum, which would add the si
 
 On a CPU each variant runs in a process of its own. Its figure is the peak of the action by the kernel's high-water
 mark, minus the resident size just before the model is built. The allocator is set to return freed blocks at once: by
-default it keeps some, and then even inference repeated six times on ResNet-18 peaks a fifth above a single one. On CUDA
-the figure is `max_memory_allocated`, weights included.
+default it keeps some, and then six inferences in a row on ResNet-18 peak a fifth above a single one. On CUDA the figure
+is `max_memory_allocated`, weights included.
 
-    python -m dpzv.runtime.memory_peak CONFIG.toml FOLDER              all methods on the configuration's network
-    python -m dpzv.runtime.memory_peak MODEL METHOD ACCELERATOR        one of them, in bytes
+    python -m dpzv.runtime.memory_peak CONFIG.toml FOLDER          all methods on the configuration's network
+    python -m dpzv.runtime.memory_peak MODEL METHOD,METHOD cpu     some of them on a CPU, in bytes
 """
 
 from __future__ import annotations

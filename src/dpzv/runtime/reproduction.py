@@ -54,7 +54,7 @@ SMOKE_EPSILONS = (1.0, 10.0)
 """At --scale smoke these take the place of an item's budgets: one of them, or both if the item has several."""
 
 LENGTHS = ("train.passes", "train.rounds", "train.eval_every", "train.B", "head.steps", "head.batch")
-"""What an item says about the length of its runs, which --scale smoke does not take."""
+"""The keys by which items set the length of their runs; --scale smoke ignores them."""
 
 STEP = "head.eta_0"
 """The one key of a row that trials and items may change; all other keys that make a row are fixed."""
@@ -199,7 +199,7 @@ def cells_of(item: Item, asked: Asked) -> list[Cell]:
 
 
 def ordered(items: Mapping[str, Iterable[Cell]]) -> list[Cell]:
-    """The cells of several items, each run once, those that are worth most a second first.
+    """The cells of several items, each run once; those come first that are worth most for each second they take.
 
     A run is worth its share of every item it belongs to.
     """
@@ -332,7 +332,7 @@ def _shipped(name: str) -> dict[str, Any]:
 
 
 def _seconds(config: Config, workload: Workload, rounds: int) -> float:
-    """How long a run takes, as estimated; what is not counted in rounds takes as long as some hundred of them."""
+    """An estimate of how long a run takes: an evaluation counts as 30 rounds, the start and the end as 200."""
     each = workload.cuda if config.runtime.accelerator == "cuda" else workload.cpu
     evaluations = rounds / config.train.eval_every
     return each * (rounds * (config.train.directions + 1) / 2 + 30 * evaluations + 200)
