@@ -164,8 +164,8 @@ class _Invitations:
                 self._listen()
                 if not over.is_set():
                     self._ask()
-            except Exception as error:  # the SuperLink may be away; the session itself does not need it
-                LOG.warning("the SuperLink could not be asked (%s); the session goes on", error)
+            except Exception as error:  # the SuperLink may be away; the parties do not need it to go on
+                LOG.warning("devices could not be asked by way of the SuperLink (%s); the run goes on", error)
             over.wait(POLL_SECONDS)
             if over.is_set():
                 last = min(last, time.monotonic() + ANSWER_SECONDS)

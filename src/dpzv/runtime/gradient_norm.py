@@ -57,7 +57,7 @@ def squared_norm(simulation: Simulation, data: Dataset, place: str) -> tuple[flo
 
 def _watched(config: Config, data: Dataset) -> dict[str, Any]:
     """Run `config` and look at the gradient before the first round, at every evaluation, and after the last round."""
-    place = str(accelerator_of(config))
+    place = accelerator_of(config)
     simulation = Simulation(config, data)
     lines: list[dict[str, float]] = []
 

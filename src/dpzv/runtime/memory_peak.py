@@ -78,15 +78,15 @@ def main(file: Path, folder: Path) -> None:
     """Measure all methods on the network of the configuration in `file`, and leave a summary in `folder`."""
     config, began = config_in(file), time.monotonic()
     model, accelerator = str(config.devices.model), config.runtime.accelerator
-    network, _ = MODELS.get(model, MODELS["tiny"])(0)
+    known = model if model in MODELS else "tiny"
+    network, _ = MODELS[known](0)
     weights = sum(w.numel() * w.element_size() for w in network.state_dict().values())
     del network
     actions = ("inference", *METHODS)
-    if model in MODELS:
+    if model == known:
         peaks = {action: measured(model, action, accelerator) for action in actions}
     else:  # a process for each would take longer than all else of a smoke test
-        peaks = dict(zip(actions, _apart("tiny", actions), strict=True))
-    known = model if model in MODELS else "tiny"
+        peaks = dict(zip(actions, _apart(known, actions), strict=True))
     summary = {"network": TITLES[known], "weights": weights, "peaks": peaks, "accelerator": accelerator}
     leave_summary(folder, config, summary | {"seconds": round(time.monotonic() - began, 3)})
 
