@@ -33,7 +33,7 @@ class Admission:
     """The open streams of one listener, each with the certificate of its peer.
 
     A list that is there must be readable and signed when the server starts. If it is gone, damaged or older later on,
-    the one that was read before stays in use, and the log says so: nobody who was shut out gets in by that.
+    the one that was read before stays in use, and the log says so. So nobody who was shut out gets in again that way.
     """
 
     def __init__(self, credentials: Credentials) -> None:

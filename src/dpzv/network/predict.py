@@ -132,7 +132,7 @@ class Predictor:
             await peer.close("the server has all embeddings that it asked for", final=True)
         except PeerRefused as error:
             LOG.error("%s", error)
-            if peer.m:  # a device of this run; a stranger stops nobody's prediction
+            if peer.m:  # it is a device of this run; a stranger cannot stop a prediction
                 self._failure = error
             await peer.close(str(error), refused=True)
         except _Unable as error:

@@ -195,7 +195,7 @@ class ServerParty:
         if not await arrivals.run():
             return False
         evaluations = arrivals.evaluations
-        while missing := evaluations.missing:  # of a server that was restarted after the last round, for example
+        while missing := evaluations.missing:  # for example, if the server was restarted after the last round
             if arrivals.stopping:
                 return False
             if missing <= {peer.m for peer in self._peers.present()}:

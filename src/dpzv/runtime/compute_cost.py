@@ -64,7 +64,7 @@ class Compute(msgspec.Struct, frozen=True):
 
     costs: dict[str, Cost] = {}
     run_bytes: int = 0  # the most memory that was measured
-    accelerator_share: float = 0.0  # of the accelerator's memory
+    accelerator_share: float = 0.0  # the share of the accelerator's memory that a run needs
     threads: int = 0
     cuda: bool = False  # whether an accelerator was found
 

@@ -31,7 +31,7 @@ class Gate:
     def __init__(self, ledger: Ledger, noise: NoiseSource) -> None:
         self.plan: PrivacyPlan = ledger.plan
         self.ledger, self._noise = ledger, noise
-        self._planned = self.plan.event(t=0, m=0, position=0, B=self.plan.B)  # a round puts its own numbers in
+        self._planned = self.plan.event(t=0, m=0, position=0, B=self.plan.B)  # each round replaces these numbers
         self._several = bool(method_facts(self.plan.method).several)  # methods whose answers have K numbers
         self._steps = [event for event in self.plan.events if isinstance(event, HeadSteps)]  # all planned, in one event
         # head steps paid for: so far, and when the head was last in a checkpoint

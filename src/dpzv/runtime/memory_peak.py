@@ -112,7 +112,7 @@ def _on_cpu(build: Callable[[int], tuple[nn.Module, Tensor]], act: Callable[[nn.
     torch.set_num_threads(1)
     for warm in (_tiny_images, _tiny_text):
         act(*warm())  # what is loaded on first use does not count as part of the model
-    gc.collect()  # what an earlier action left behind would be counted as there before this one
+    gc.collect()  # else this action could reuse what an earlier one left behind, and its figure would be too small
     before = _status("VmRSS")
     network, x = build(0)
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again, so building is not counted

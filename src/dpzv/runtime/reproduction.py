@@ -169,7 +169,7 @@ class Cell:
     job: Job
     seconds: float
     missing: str = ""
-    setting: dict[str, Any] | None = None  # of a trial
+    setting: dict[str, Any] | None = None  # of a trial: what was drawn for it
 
 
 @functools.cache
@@ -230,7 +230,7 @@ def _smoke(runs: Runs) -> Runs:
     kept = {key: value for key, value in runs.set.items() if key not in LENGTHS}
     budgets = SMOKE_EPSILONS[: min(2, len(runs.epsilon))]
     epsilons = budgets if all(map(math.isfinite, runs.epsilon)) else (math.inf, *budgets[1:])
-    rows = tuple(row for row in runs.rows if row != "public")  # a filter bank needs images
+    rows = tuple(row for row in runs.rows if row != "public")  # its filter bank needs images
     kept = {key: value for key, value in kept.items() if not key.startswith("devices.")}
     return Runs(SMOKE, rows, runs.accounting, epsilons, 1, kept, tuple(map(_smoke_case, runs.cases[:3])))
 
