@@ -1,5 +1,6 @@
 """The one way in which files are replaced: whole or not at all, and such that they survive a power cut.
 
+A file that was damaged all the same is refused in one sentence when it is read (`readable`).
 Files and new folders are for their owner alone unless the writer says otherwise, whatever the process's umask is.
 """
 
@@ -14,9 +15,10 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import safetensors
 
-from dpzv.errors import ConfigError, DiskError, DpzvError
+from dpzv.errors import ConfigError, DataError, DiskError, DpzvError
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +31,7 @@ __all__ = [
     "make_folder",
     "make_zeros",
     "open_log",
+    "readable",
     "refuse_shared",
     "refuse_unwritable",
     "replacing",
@@ -51,6 +54,15 @@ def disk_errors(path: Path, remedy: str = REMEDY) -> Iterator[None]:
     except (OSError, safetensors.SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DiskError(f"{path} could not be written ({reason}); {remedy}.") from error
+
+
+@contextmanager
+def readable(path: Path, what: str, remedy: str) -> Iterator[None]:
+    """Turn the errors of a `path` that is not `what` it should be, while it is read, into a sentence with a remedy."""
+    try:
+        yield
+    except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, RuntimeError, OSError) as error:
+        raise DataError(f"{path} is not {what} ({error}); {remedy}.") from None
 
 
 @contextmanager

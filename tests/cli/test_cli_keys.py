@@ -165,7 +165,7 @@ def test_all_certificates_of_a_party_are_revoked_and_its_key_with_them(cli: Cli,
     # the key may be in other hands
     refused = cli(*issue, "lab", "--renew")
     assert refused.returncode == 2
-    assert "its key gets no other one; issue a new key to another --out, without --renew." in refused.stderr
+    assert "its key gets no new one; issue a new key to another --out, without --renew." in refused.stderr
     assert cli(*issue, "again").returncode == 0
     assert "PROBLEM" not in cli("keys", "show", "again/lab.crt", "b/b.crt").stdout
     assert (lab.parent / "again" / "ca.crl").read_bytes() == (ca / "ca.crl").read_bytes()

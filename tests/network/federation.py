@@ -19,9 +19,10 @@ from dpzv.data import catalogue
 from dpzv.data.alignment import aligned, keyed
 from dpzv.data.dataset import Dataset, Records, from_arrays
 from dpzv.data.schedule import holdout
+from dpzv.network import wire
 from dpzv.network.alignment_state import LabelRecords
 from dpzv.network.device_party import DeviceParty
-from dpzv.network.feature_records import FeatureRecords
+from dpzv.network.feature_records import Digests, FeatureRecords, OwnIds
 from dpzv.network.grpc_transport import GrpcConnector, GrpcListener
 from dpzv.network.keyfiles import Credentials, create_authority, issue_party, read_alignment_key
 from dpzv.network.memory_transport import MemoryListener
@@ -50,6 +51,14 @@ def config_of(*assignments: str) -> Config:
     for assignment in (*SETTINGS, *assignments):
         tree = configuration.merge(tree, configuration.set_key(assignment))
     return configuration.parse(tree)
+
+
+def hello(
+    config: Config, run_id: str, position: int, hashes: bytes, digests: Digests = wire.NOTHING, **last: Any
+) -> wire.Hello:
+    """What a device says first, whose hashed ids are `hashes`; `last` are round and receipt of its last release."""
+    ids = OwnIds(np.frombuffer(hashes, np.uint8).reshape(-1, 16))
+    return wire.hello(config, run_id, position, ids, digests, **last)
 
 
 class Parties:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
-from federation import NAMES, Parties
+from federation import NAMES, Parties, hello
 
 from dpzv.config import Config
 from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.transport import LinkLost, Stream, next_frame
-from dpzv.network.wire import Ask, Done, ListPiece, Receipted, Rows, Stop, Welcome, hello, pack, pack_message, unpack
+from dpzv.network.wire import Ask, Done, ListPiece, Receipted, Rows, Stop, Welcome, pack, pack_message, unpack
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill
 

@@ -45,7 +45,7 @@ def test_a_device_that_missed_the_end_is_told_by_the_same_command(
     again = tmp_path / "again"
     asyncio.run(parties.together(CONFIG, again))
     lost(again)
-    with pytest.raises(PeerError, match=rf"device 2 \({LATE}\) is not one of this run.* start `dpzv server` again"):
+    with pytest.raises(PeerError, match=rf"device 2 \({LATE}\) must have weights of this run.* `dpzv server` again"):
         asyncio.run(parties.predicted(CONFIG, again))
 
     monkeypatch.setattr(server_party, "FAREWELL_SECONDS", 20.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federation import NAMES, Parties, config_of, serving
+from federation import NAMES, Parties, config_of, hello, serving
 from safetensors import safe_open
 from safetensors.torch import save_file
 from town import Town, town
@@ -19,7 +19,7 @@ from dpzv.network import wire
 from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.transport import LinkLost, Stream
-from dpzv.network.wire import hello, pack
+from dpzv.network.wire import pack
 from dpzv.privacy.ledger import Ledger
 
 CONFIG = config_of("head.rule=frozen", "train.rounds=8")

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from federation import NAMES, Parties, config_of, serving
+from federation import NAMES, Parties, config_of, hello, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -43,7 +43,6 @@ from dpzv.network.wire import (
     Rows,
     Stop,
     Welcome,
-    hello,
     pack,
     pack_message,
     pack_release,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federation import NAMES, Parties, config_of, serving
+from federation import NAMES, Parties, config_of, hello, serving
 from hostile import again, bomb, crumbs, empties, frozen, stranger, talker
 from hostile.http2 import Link
 from town import town
@@ -26,7 +26,7 @@ from dpzv.network.grpc_log import refusals_logged
 from dpzv.network.grpc_transport import GrpcListener
 from dpzv.network.keyfiles import issue_party
 from dpzv.network.server_party import ServerParty
-from dpzv.network.wire import ListPiece, hello, pack
+from dpzv.network.wire import ListPiece, pack
 
 FREE = ("head.rule=frozen", "network.order=arrival")
 WIDE = ("head.rule=frozen", "train.method=vafl", "privacy.protects=labels", "devices.embedding=128")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federation import NAMES, Parties, config_of, serving
+from federation import NAMES, Parties, config_of, hello, serving
 
 from dpzv import config as configuration
 from dpzv.data.alignment import aligned
@@ -34,7 +34,6 @@ from dpzv.network.wire import (
     Rows,
     Stop,
     Welcome,
-    hello,
     pack,
     pieces,
     unpack,
@@ -155,7 +154,7 @@ def conversation(parties: Parties, out: Path) -> Any:
     ("sent", "said"),
     [
         ([Rows(300, 100), ListPiece(1000, bytes(1000))], "the next has 1000 bytes and follows 0 bytes"),
-        ([Rows(300, 100), Ask("rounds")], "row numbers must follow, the server sent Ask"),
+        ([Rows(300, 100), Ask("rounds")], "the server must send row numbers next, got Ask"),
         ([Rows(10**6, 10**6)], "may name at most"),
         ([ListPiece(0, bytes(1000))], "before the rows"),
     ],

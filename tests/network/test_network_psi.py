@@ -305,7 +305,8 @@ def test_ids_that_repeat_are_refused_for_good(tmp_path: Path) -> None:
         async with meeting.connector("north").connect() as stream:
             return await converse(stream, Conversation(PSI, features(["7", "8", "7"]), DeviceFolder(tmp_path)))
 
-    assert asyncio.run(act()) == "device 1 must name every id once, but 1 of 3 repeat another; keep one row an id."
+    told = "device 1 must name every id once, but 1 of 3 repeat another; keep one row for each id."
+    assert asyncio.run(act()) == told
 
 
 @pytest.mark.parametrize(
@@ -345,7 +346,7 @@ def test_a_device_answers_the_points_that_were_announced_and_once(
         assert len(list(talk.answers(Welcome(1, "", "train", True)))) == 1
         if allowed:
             assert list(talk.answers(Hidden(1))) == []
-            with pytest.raises(PeerError, match="hidden ids must follow, the server sent Rows"):
+            with pytest.raises(PeerError, match="the server must send hidden ids next, got Rows"):
                 list(talk.answers(Rows(1, 0)))
             with pytest.raises(PeerError, match="the next has 32 bytes and follows 0 bytes, got one of 64"):
                 list(talk.answers(ListPiece(0, 2 * point)))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from federation import NAMES, Parties, config_of, serving
+from federation import NAMES, Parties, config_of, hello, serving
 from msgspec.structs import replace
 
 from dpzv.config import Config
@@ -23,13 +23,14 @@ from dpzv.data.alignment import Fewest
 from dpzv.errors import PrivacyRefused
 from dpzv.network.alignment_state import AlignmentState
 from dpzv.network.beginning import open_run
-from dpzv.network.grpc_transport import METHOD, GrpcStream, peer_option, refusals_logged
+from dpzv.network.grpc_log import refusals_logged
+from dpzv.network.grpc_transport import METHOD, GrpcStream, peer_option
 from dpzv.network.identity import LOCAL_HOSTS, issue_certificate, make_authority, new_key
 from dpzv.network.keyfiles import load_authority
 from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.server_party import ServerParty
 from dpzv.network.transport import Connector, LinkLost, Stream, next_frame
-from dpzv.network.wire import Ask, Done, ListPiece, Rows, Stop, Welcome, hello, pack, pack_message, unpack
+from dpzv.network.wire import Ask, Done, ListPiece, Rows, Stop, Welcome, pack, pack_message, unpack
 from dpzv.privacy import head_steps
 from dpzv.privacy.statement import read_ledger
 from dpzv.protocol.codec import Codec

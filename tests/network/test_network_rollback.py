@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federation import NAMES, Parties, config_of, serving
+from federation import NAMES, Parties, config_of, hello, serving
 
 from dpzv.config import Config
 from dpzv.errors import PeerRefused, PrivacyRefused
@@ -20,7 +20,7 @@ from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.server_party import ServerParty
 from dpzv.network.transport import next_frame
-from dpzv.network.wire import Stop, Welcome, hello, pack, unpack
+from dpzv.network.wire import Stop, Welcome, pack, unpack
 from dpzv.privacy.receipts import Receipts
 from dpzv.privacy.statement import read_ledger, spent
 

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federation import hello
 from hostile.fake_device import FakeDevice, read_words
 from hostile.http2 import Link
 from obstacles import Disk
@@ -34,7 +35,7 @@ from town import Town, town
 from dpzv import config as configuration
 from dpzv.data.alignment import keyed
 from dpzv.network.keyfiles import issue_party
-from dpzv.network.wire import ListPiece, hello, pack
+from dpzv.network.wire import ListPiece, pack
 from dpzv.privacy.statement import read_ledger
 from dpzv.runtime.assemble_device import make_device, uplink_of
 from dpzv.runtime.device_networks import make_network

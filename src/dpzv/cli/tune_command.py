@@ -79,7 +79,7 @@ def tune(asked: Tuning) -> None:
     from dpzv.cli.show import json_text
     from dpzv.runtime import compute_cost
     from dpzv.runtime.grid import layered
-    from dpzv.runtime.search import draw, space_of, tree_of, with_changes, with_parents
+    from dpzv.runtime.search import draw, space_of, tree_of, with_changes
 
     tree, spaces, epsilon = options.tree_of(asked.recipe, []), recipes.toml_file(asked.space), asked.epsilon
     chosen = recipes.settings(asked.recipe[0], asked.accounting, asked.settings)
@@ -105,7 +105,7 @@ def tune(asked: Tuning) -> None:
     parents = (*earlier, str(folder.resolve()))
     _write(
         judged,
-        with_parents(with_changes(chosen, _carried(sets)), parents),
+        with_changes(chosen, configuration.merge(_carried(sets), {"privacy": {"parents": list(parents)}})),
         _carried(sets),
         f"{name} at epsilon {epsilon:g}, {asked.accounting} accounting",
         folder,

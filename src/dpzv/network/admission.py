@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from cryptography import x509
 
 from dpzv.errors import DpzvError, PeerError
-from dpzv.network.keyfiles import Credentials, read_authorities, stamp_of
+from dpzv.network.keyfiles import Credentials, read_certificates, stamp_of
 from dpzv.network.revocation import LIST, NOTHING, name_of, read_list
 
 __all__ = ["Admission", "NotAdmitted"]
@@ -33,7 +33,7 @@ class Admission:
     """The open streams of one listener, each with the certificate of its peer.
 
     A list that is there must be readable and signed when the server starts. If it is gone, damaged or older later on,
-    the one that was read before stays in use, and the log says so: nobody who was shut out gets in by that.
+    the one that was read before stays in use, and the log says so. So nobody who was shut out gets in again that way.
     """
 
     def __init__(self, credentials: Credentials) -> None:
@@ -41,7 +41,7 @@ class Admission:
         self._open: dict[asyncio.Timeout, x509.Certificate] = {}
         self._revoked, self._stamp = NOTHING, stamp_of(self._path)
         if self._path.exists():
-            self._revoked = read_list(self._path, read_authorities(self._ca))
+            self._revoked = read_list(self._path, read_certificates(self._ca))
 
     @asynccontextmanager
     async def admitted(self, shown: Iterable[bytes]) -> AsyncIterator[None]:
@@ -95,7 +95,7 @@ class Admission:
             return
         self._stamp = stamp
         try:
-            found = read_list(self._path, read_authorities(self._ca))
+            found = read_list(self._path, read_certificates(self._ca))
         except DpzvError as error:
             LOG.error("%s Until then the list that was read before stays in use.", error)
             return

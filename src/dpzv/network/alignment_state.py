@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from dpzv.data.alignment import ANY, Fewest, aligned
 from dpzv.data.dataset import ServerRecords, outputs_of
 from dpzv.data.schedule import holdout
-from dpzv.durable import write_tensors
+from dpzv.durable import readable, write_tensors
 from dpzv.errors import ConfigError, DataError, PeerError, PeerRefused
 from dpzv.network.feature_records import Digests
 from dpzv.network.hidden_ids import HiddenIds
@@ -32,14 +31,14 @@ __all__ = ["AlignmentState", "LabelRecords", "digest_of"]
 
 FILE = "alignment.safetensors"
 ONE_BY_ONE = threading.Lock()
-"""What takes memory for every record is done for one device after the other, though each has a thread of its own."""
+"""Held by a thread while it does what takes memory for every record, so that this is done for one device at a time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelRecords:
     """The server's own records: hashed ids uint8 [n, 16], labels [n], their task, and a name for them.
 
-    `key` stands for the secret key of the hashes; empty: hashes of two runs cannot be compared.
+    `key` names the secret key of the hashes; if it is empty, hashes of two runs cannot be compared.
     """
 
     hashes: NDArray[np.uint8]
@@ -49,7 +48,7 @@ class LabelRecords:
     name: str
     key: str = ""
     meaning: dict[str, str] = field(default_factory=dict)
-    """What the labels' numbers mean, in words that are compared: the column, the task, and its classes or its range."""
+    """What the labels' numbers mean, in words that a restart compares: the column, the task, its classes or range."""
     unit: float = 1.0
     """What a 1 in the labels of a regression stands for in the units of the label column."""
 
@@ -139,7 +138,7 @@ class AlignmentState:
         metadata["labels"] = msgspec.json.encode(self._labels.meaning).decode()
         write_tensors(self._file, {f"party-{p}": torch.from_numpy(r) for p, r in enumerate(found.rows)}, metadata)
         self.counts, self._digests, self._bound = counts, digests, bound
-        self.complete, self._sent = True, {}  # last, since others look at it meanwhile
+        self.complete, self._sent = True, {}  # set last, since other threads look at `complete` meanwhile
 
     def rows(self, m: int, mu_start: float = math.inf) -> tuple[Rows, NDArray[np.int64]]:
         """What device m is told: the numbers of its rows follow, those trained on first, in the common order.
@@ -153,7 +152,7 @@ class AlignmentState:
     def records(self) -> ServerRecords:
         """What the server knows about the shared records, in the common order.
 
-        Before these are known it is as if all its records were shared; no run has more.
+        Before the shared records are known, all of the server's records stand for them; no run can have more.
         """
         own, (train, test) = self._labels, self._parts(0)
         outputs = outputs_of(own.task, own.n_classes)
@@ -175,12 +174,8 @@ class AlignmentState:
             rows: NDArray[np.int64] = file.get_tensor(f"party-{party}")
         return rows
 
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        try:
-            yield
-        except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, OSError) as error:
-            raise DataError(f"{self._file} is not the alignment of this run ({error}); start a new run.") from None
+    def _readable(self) -> AbstractContextManager[None]:
+        return readable(self._file, "the alignment of this run", "start a new run")
 
     def _load(self) -> None:
         with self._readable():
@@ -214,7 +209,7 @@ def digest_of(m: int, hashes: NDArray[np.uint8]) -> str:
         again = int(np.count_nonzero(words[1:] == words[:-1]))
     if again:
         raise PeerRefused(
-            f"device {m} must name every id once, but {again} of {len(words)} repeat another; keep one row an id."
+            f"device {m} must name every id once, but {again} of {len(words)} repeat another; keep one row for each id."
         )
     return _sha256(hashes)
 

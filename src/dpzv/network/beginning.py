@@ -34,8 +34,9 @@ def alignment_of(config: Config, labels: LabelRecords, folder: RunFolder) -> Ali
 def early_plan(config: Config, labels: LabelRecords, folder: RunFolder, *, charged: bool = False) -> PrivacyPlan | None:
     """Refuse what no device is needed for, and plan the run as if all records of `labels` were shared.
 
-    `None` if the run has begun before. What is refused with all records is refused with fewer of them, but for what
-    earlier runs cost: that depends on the records they share with this one, so it counts only if it is `charged`.
+    `None` if the run has begun before. What is refused with all records would also be refused with fewer of them. The
+    cost of earlier runs is an exception, since it depends on the records they share with this one: it counts only if
+    it is `charged`.
     """
     accelerator_of(config)
     M = len(config.network.devices)
@@ -88,8 +89,8 @@ def open_run(
 
 
 async def open_aside(config: Config, opened: Callable[[], ServerRun], stack: ExitStack) -> ServerRun:
-    """What `opened` opens, in a thread; it ends with the `stack`."""
-    accelerator_of(config)  # torch keeps the number of its threads for every thread by itself
+    """The run that `opened` opens, in a thread; it is closed with the `stack`."""
+    accelerator_of(config)  # torch's number of threads is set for each thread; here, for the event loop's
     return await aside(lambda: stack.enter_context(opened()))
 
 

@@ -5,7 +5,7 @@ The checks are those of a start. Nothing is sent, and nothing is written.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import numpy as np
 from msgspec import Struct
@@ -59,7 +59,7 @@ def _server(own: Party) -> Findings:
 
 
 def _server_start(own: Party, table: LabelTable) -> list[str]:
-    """Refuse what a start of the server would be refused for beside its records; else, facts about its run."""
+    """Facts about the server's run; raises what its start would be refused for, whatever its records are."""
     own.check_links()
     folder = open_folder(own)
     refuse_folder(own.config, folder)
@@ -85,8 +85,7 @@ def _device(own: Party) -> Findings:
         own.check_links()
         folder = DeviceFolder(own.out)
         refuse_out(own.out)
-        held: AbstractContextManager[None] = folder.held() if own.out.exists() else nullcontext()
-        with held:
+        with folder.held() if own.out.exists() else nullcontext():
             Conversation(own.config, own.device_records(table), folder).check()
         plan = fitting_plan(own.config, m, table.x)
         rows += f"; if all parties share all of them, {plan.D} are trained on"

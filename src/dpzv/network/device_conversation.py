@@ -67,15 +67,15 @@ class Conversation:
         self.device: Device | None = None
         self.codec: Codec | None = None
         self.run_id, self.m = "", 0
-        self._announced: Rows | Ask | Hidden | None = None  # what the pieces of a list are for that are on their way
+        self._announced: Rows | Ask | Hidden | None = None  # what the list is for whose pieces must come next
         self._numbers = Gathered("row numbers", 0, ROWS.itemsize)
         self._points = Counted("hidden ids", 0, POINTS.itemsize)
         self._last = 0, b""  # round and receipt of the last release that was applied
         self._saved = time.monotonic()
 
     def check(self) -> None:
-        """Refuse settings that the weights in the folder do not fit and, while the run lasts, other records."""
-        records = self._digests.records  # raises if ids shall be hidden, and cannot be here
+        """Refuse another encoding than that of the weights in the folder and, while the run lasts, other records."""
+        records = self._digests.records  # raises if ids are to be hidden, but what hides them is not installed
         if not self._folder.has_state:
             return
         state = self._folder.state()
@@ -95,7 +95,7 @@ class Conversation:
 
     @cached_property
     def _digests(self) -> Digests:
-        """What the server is told of the encoding and the records, by a key it lacks where ids are hidden from it."""
+        """What the server is told of the encoding and the records; if ids are hidden from it, under a key it lacks."""
         return msgspec.structs.replace(self._features, key=self._own.key or self._features.key).digests()
 
     @property
@@ -109,9 +109,8 @@ class Conversation:
         if self.device is not None:
             self.device.waiting = False  # the server sends the release of the last batch again, or asks for the batch
         state = self._state() if self.device is not None else self._folder.state()
-        own, weights = self._own, (state.run_id, state.position)
-        said = hello(self._config, *weights, b"", self._digests, t=state.t, receipt=state.receipt)
-        return pack(msgspec.structs.replace(said, ids=own.count, ids_sha256=own.digest))
+        own = self._own, self._digests
+        return pack(hello(self._config, state.run_id, state.position, *own, t=state.t, receipt=state.receipt))
 
     def answers(self, message: Control | Message | Receipted) -> Iterator[bytes]:
         """Do what the server says, and give the frames to send for it, each to be sent before the next is made."""
@@ -168,7 +167,7 @@ class Conversation:
         """Take a piece of the row numbers, and do what they are for once all are here; answer hidden ids at once."""
         if not isinstance(message, ListPiece):
             name = "hidden ids" if isinstance(what, Hidden) else "row numbers"
-            raise PeerError(f"{name} must follow, the server sent {type(message).__name__}; the link is closed.")
+            raise PeerError(f"the server must send {name} next, got {type(message).__name__}; the link is closed.")
         if isinstance(what, Hidden):
             points = self._points.take(message).reshape(-1, POINTS.itemsize)
             yield pack(ListPiece(message.start, self._own.answer(points).tobytes()))
@@ -183,7 +182,8 @@ class Conversation:
         self._announced, rows, n = None, self._numbers.entries(ROWS), len(self._features.x)
         if len(rows) and not 0 <= rows.min() <= rows.max() < n:
             raise PeerError(
-                f"the server may name rows 0 to {n - 1} of this device's file, not others; the link is closed."
+                f"the server may name rows 0 to {n - 1} of this device's file, got rows {rows.min()} to {rows.max()}; "
+                "the link is closed."
             )
         rows = self._own.rows(rows)
         if isinstance(what, Rows):
@@ -259,7 +259,7 @@ class Conversation:
         m, M, noise = self.m, self._M, self.noise
         plan = device_plan(config, m, M, D)
         if plan is not None and start_facts(plan.starts[m - 1]).private:
-            if not mu_start <= plan.mu_start[m - 1]:  # never less noise than this party would take by itself
+            if not mu_start <= plan.mu_start[m - 1]:  # whatever the server says, no less noise than planned here
                 mu_start = plan.mu_start[m - 1]
             if not mu_start > 0:
                 raise PeerError(

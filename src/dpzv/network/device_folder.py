@@ -19,7 +19,7 @@ import torch
 
 from dpzv.data.alignment import KEY_BYTES
 from dpzv.data.columns import Column
-from dpzv.durable import holding, write_atomically, write_tensors
+from dpzv.durable import holding, readable, write_atomically, write_tensors
 from dpzv.errors import DataError
 from dpzv.protocol.device import Device
 
@@ -102,14 +102,9 @@ class DeviceFolder:
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        try:
-            with safetensors.safe_open(self._file, "pt") as file:
-                yield file
-        except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, RuntimeError, OSError) as error:
-            raise DataError(
-                f"{self._file} is not the state of this device ({error}); put a copy of it back, or give the device an "
-                "empty folder."
-            ) from None
+        remedy = "put a copy of it back, or give the device an empty folder"
+        with readable(self._file, "the state of this device", remedy), safetensors.safe_open(self._file, "pt") as file:
+            yield file
 
 
 def _tensors(device: Device) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ from dpzv.network.aside import aside
 from dpzv.network.device_conversation import Conversation
 from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.feature_records import FeatureRecords
-from dpzv.network.transport import GOODBYE_SECONDS, LONGEST_PAUSE, Connector, LinkLost, Stream, last_word
+from dpzv.network.transport import GOODBYE_SECONDS, Connector, LinkLost, Stream, last_word
 from dpzv.network.wire import ListPiece, Stop, Welcome, pack, shown, unpack
 from dpzv.runtime.accelerator import accelerator_of
 
@@ -32,10 +32,10 @@ UNHEARD = (
     "; it never answered: check its address, that it runs, and with `dpzv keys show` that both certificates are of one "
     "authority and not expired"
 )
-STAYING_PAUSE = 3.0
-"""The longest pause in seconds between two attempts of a device that waits to be asked for predictions."""
+LONGEST_PAUSE, STAYING_PAUSE = 5.0, 3.0
+"""The longest pauses in seconds between two attempts to connect: in a run, and while waiting to be asked to predict."""
 ASIDE_SECONDS = 0.005
-"""How long answers are made in a thread before they are sent: going there and back for each takes a fifth longer."""
+"""The answers that a thread makes within this time are sent together; to send each by itself takes a fifth longer."""
 
 
 class DeviceParty:
@@ -55,13 +55,13 @@ class DeviceParty:
         With `stay` it goes on after that, for predictions, until it is stopped. A folder that another process uses is
         refused. Raises `PeerRefused` if the server will not have this device as it is.
         """
-        accelerator_of(self._config)  # torch keeps the number of its threads for every thread by itself
+        accelerator_of(self._config)  # torch's number of threads is set for each thread; here, for the event loop's
         with self._folder.held():
             self.conversation.check()
             await self._keep_connected(connector, stay=stay)
 
     async def _keep_connected(self, connector: Connector, *, stay: bool) -> None:
-        """Connect until it is the end or a stop."""
+        """Connect again and again, until the server says that the run is finished, or until a stop."""
         pause, longest = 0.5, LONGEST_PAUSE
         while not self._stopping.is_set():
             began, position = time.monotonic(), self.conversation.position
@@ -81,7 +81,7 @@ class DeviceParty:
                 if not self.conversation.run_id:  # nothing has begun, so the operator is told at once
                     raise
                 LOG.error("%s", error)  # for example, a certificate is being renewed; try again later
-            # a link that was of use is no reason to wait longer: its server was perhaps only started again
+            # after a useful link the pause is short again: perhaps the server was only restarted
             useful = time.monotonic() - began > 60 or self.conversation.position > position
             pause = 0.5 if useful else min(longest, 2 * pause)
             try:
@@ -141,14 +141,14 @@ class DeviceParty:
                 for answer in conversation.answers(message):
                     async with self._writing:
                         await stream.write(answer)
-            except LinkLost:  # the server may have closed this device while it wrote
+            except LinkLost:  # the server may have closed this link while the device wrote
                 stop = await last_word(stream, 1)
                 if stop is None:
                     raise
                 return await self._end(stream, stop)
 
     async def _answer_aside(self, stream: Stream, answers: Iterator[bytes]) -> None:
-        """Send answers that take long to make: millions of ids are hidden, or the rows of as many numbers are read."""
+        """Send answers that may take long to make, such as millions of hidden ids; a thread makes them."""
         while made := await aside(partial(_made, answers)):
             for answer in made:
                 async with self._writing:

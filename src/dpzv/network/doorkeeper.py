@@ -81,7 +81,7 @@ class Doorkeeper:
 
     @contextmanager
     def call(self, peer: str, name: str) -> Iterator[str]:
-        """A call of the party `name` over the connection from `peer`, as gRPC writes it; why it is refused, or ""."""
+        """Count a call of party `name` in the block; gives why it is refused, or "". `peer` is as gRPC writes it."""
         place = _place_of(peer)
         self._talking[place] += 1
         self._names[name] += 1

@@ -1,7 +1,7 @@
 """Test embeddings at the server of a networked run: asked for, taken in order, and waited for while they come.
 
-A device that stops sending them is named and closed, and the run goes on. So a link has one request at most, and what
-comes late comes on a closed link, where it is not taken for the answer to a later request.
+If a device stops sending them, the log names it, its link is closed, and the run goes on. So what comes late comes on a
+closed link, and is never taken for the answer to a later request.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ LOG = logging.getLogger("dpzv.server")
 LONGEST, SHORTEST = 120.0, 5.0
 """The most and the fewest seconds that a device may take for the next part of its test embeddings."""
 ROUNDS = 8
-"""A part of test embeddings is no more work than two rounds, so it may take as long as this many."""
+"""A part of test embeddings may take as long as this many rounds, though it is no more work than two."""
 LINE = 2 * SLOWEST_LINE
-"""Bytes a second with which a part may come, after a batch that was on its way: a line is not dead for being slow."""
+"""The lowest rate, in bytes a second, at which a line may carry a part and the batch that is sent before it."""
 
 
 class _Coming:
@@ -138,9 +138,10 @@ class Evaluations:
         return not stopping()
 
     def _due(self, peer: Peer, pace: float) -> float:
-        """When the next part must be here at the latest; before the rounds nobody is held up, and no pace is known.
+        """The moment at which the next part must be here.
 
-        Parts smaller than those a device should send count as what they are, so that nobody gains time by them.
+        Before the rounds a part has the longest time: no round waits for it, and no pace is known. A part with fewer
+        rows than it should have gives a device only as much more time as it has rows.
         """
         run, coming = self._run, self._coming[peer]
         B, width = run.plan.B, run.server.table.widths[peer.m - 1]

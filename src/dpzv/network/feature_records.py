@@ -1,8 +1,8 @@
 """A device's own records and what they mean to its weights: how columns are encoded, and which values they hold.
 
 Weights fit one encoding and one set of records. So a device's folder keeps both, and the server keeps a keyed digest of
-each from the first meeting on. The key is that of the parties' ids, which nobody else has; a device that hides its ids
-from the server takes one that the server lacks, too.
+each from the first meeting on. The digests are keyed by the key of the parties' ids, which nobody else has. A device
+that hides its ids from the server uses a key of its own in place of it, which the server lacks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Digests", "FeatureRecords", "OwnIds", "change_of"]
 
 LOG = logging.getLogger("dpzv.device")
 AT_ONCE = 16_384
-"""So many ids are sent or hidden at a time; to hide them takes one core some two seconds."""
+"""The ids that are sent or hidden at a time; to hide them takes one core about two seconds."""
 
 
 class Digests(msgspec.Struct, frozen=True, array_like=True):
@@ -56,8 +56,9 @@ class FeatureRecords(msgspec.Struct, frozen=True):
 class OwnIds:
     """A device's ids as its server gets to see them: keyed hashes uint8 [n, 16], or hidden by `key`, if there is one.
 
-    Hidden ids are listed in an order that only the key tells, so that their places say nothing about those between
-    them. In every exchange they are hidden by a new number, so that two lists have nothing in common.
+    Hidden ids are listed in a secret order that follows from the key: in the order of the file, the places of ids that
+    the server knows would tell something about the ids between them. In every exchange the ids are hidden by a new
+    number, so that two lists have nothing in common.
     """
 
     def __init__(self, hashes: NDArray[np.uint8], key: bytes = b"") -> None:
@@ -91,7 +92,7 @@ class OwnIds:
             progress.tell(start + len(rows))
 
     def begin(self, ids: int) -> None:
-        """The server names `ids` ids of its own, hidden by itself; once after each list that it was sent."""
+        """Take note that the server sends `ids` hidden ids of its own, which it may do once after each list it got."""
         if self._asked:
             raise PeerError("the server may name its ids once after it was sent hidden ones; the link is closed.")
         self._asked = True

@@ -53,7 +53,7 @@ ANSWER_SECONDS = 30.0
 GIVE_UP_SECONDS = 120.0
 """How long a device tries to reach the server before it answers, which frees its SuperNode until it is asked again."""
 ATTEMPT_SECONDS = 60.0
-"""A failed attempt and the pause after it take less. So if more has passed since an attempt, it had connected."""
+"""A failed attempt and the pause after it take less. If more time has passed, the last attempt had connected."""
 
 server = ServerApp()
 client = ClientApp()
@@ -153,7 +153,7 @@ class _Invitations:
     def __init__(self, grid: Grid, words: Mapping[str, str], out: Path) -> None:
         self._grid, self._out = grid, out
         self._content = RecordDict({KEY: ConfigRecord(dict(words))})
-        self._open: dict[str, tuple[int, str]] = {}  # unanswered messages: the SuperNode, and when it was started
+        self._open: dict[str, tuple[int, str]] = {}  # by unanswered message: the SuperNode, and when it was started
         self._due: dict[int, float] = {}  # when a SuperNode that was asked before may be asked again
 
     def run(self, over: threading.Event) -> None:
@@ -164,8 +164,8 @@ class _Invitations:
                 self._listen()
                 if not over.is_set():
                     self._ask()
-            except Exception as error:  # the SuperLink may be away; the session itself does not need it
-                LOG.warning("the SuperLink could not be asked (%s); the session goes on", error)
+            except Exception as error:  # the SuperLink may be away; the parties do not need it to go on
+                LOG.warning("devices could not be asked by way of the SuperLink (%s); the run goes on", error)
             over.wait(POLL_SECONDS)
             if over.is_set():
                 last = min(last, time.monotonic() + ANSWER_SECONDS)

@@ -1,6 +1,7 @@
 """The first words of a device, at the server of a run or of a prediction: who it is, and which records it has.
 
-A device that comes back shows more, and that tells something of the server, too: whether its ledger is an old copy.
+A device that comes back also shows the receipt of its last release. If the server's ledger does not hold that release,
+the ledger is an old copy, and the run ends.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ FIRST_WORD_SECONDS = 10.0
 PIECE_SECONDS = 60.0
 """How long a device may take for the next piece of its ids; this is enough over a slow line."""
 ROLLED_BACK = "the server's ledger is an old copy, so its run has ended; ask the server's operator what follows"
-"""What a device hears of it: it has done nothing wrong."""
+"""What a device is told when the ledger is an old copy; the server's log says more."""
 
 
 async def greet(stream: Stream, config: Config) -> tuple[int, wire.Hello]:
@@ -72,7 +73,7 @@ async def next_piece(peer: Peer, what: str) -> wire.ListPiece:
 
 
 def check_return(ledger: Ledger, m: int, hello: wire.Hello) -> PrivacyRefused | None:
-    """Refuse device m if its folder does not belong to this run; the end of the run if the ledger is an old copy."""
+    """Refuse device m if its folder is of another run. Returns the error of a ledger that is an old copy, if it is."""
     if hello.run_id and hello.run_id != ledger.run_id:
         raise PeerRefused(
             f"device {m} has weights of another run; give it an empty folder, or connect it to that run's server."
@@ -86,9 +87,10 @@ def check_return(ledger: Ledger, m: int, hello: wire.Hello) -> PrivacyRefused | 
 
 
 def _rollback(ledger: Ledger, m: int, hello: wire.Hello) -> PrivacyRefused | None:
-    """The end of the run, if device m was sent a release that the ledger lacks; the ledger then never opens again.
+    """The error that ends the run, if device m was sent a release that the ledger lacks.
 
-    A receipt that this server did not give proves nothing, so only the device that shows it is refused.
+    Such a ledger never opens again. A receipt that this server did not give proves nothing, so then only the device is
+    refused.
     """
     release = m, hello.position - 1, hello.t
     if not ledger.receipts.is_valid(hello.receipt, *release):

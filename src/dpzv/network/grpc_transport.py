@@ -22,7 +22,6 @@ import grpc.aio
 from dpzv.errors import ConfigError, DpzvError, PeerError
 from dpzv.network.admission import Admission, NotAdmitted
 from dpzv.network.doorkeeper import HANDSHAKE_SECONDS, Doorkeeper, most_connections
-from dpzv.network.grpc_log import refusals_logged
 from dpzv.network.identity import party_name
 from dpzv.network.keyfiles import Credentials, read_party_keys, renewal, stamp_of
 from dpzv.network.logs import LimitedLog
@@ -37,7 +36,6 @@ __all__ = [
     "GrpcStream",
     "channel_credentials",
     "peer_option",
-    "refusals_logged",
     "server_credentials",
 ]
 

@@ -6,8 +6,8 @@
 
 The server compares the two lists that are hidden by d. It can compute nothing else with them: it never has d, so it
 cannot hide another id in the same way, and two devices hide the same id differently. The device never has c, so it
-learns how many ids the server has. The security is that of the decisional Diffie-Hellman problem on P-256, for parties
-that follow the protocol: a server that adds ids it only guesses to its own can test those, as many as it names.
+learns only how many ids the server has. The security is that of the decisional Diffie-Hellman problem on P-256, for
+parties that follow the protocol: a server that adds guessed ids to its own can test them, as many as it names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["HiddenIds"]
 
 LOG = logging.getLogger("dpzv.server")
 AT_ONCE = 8192
-"""So many ids are hidden at a time, which takes one core about a second; between two times the work can be stopped."""
+"""The ids that are hidden at a time, which takes one core about a second; the work can be stopped only in between."""
 
 
 class HiddenIds:

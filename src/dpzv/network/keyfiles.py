@@ -38,7 +38,7 @@ __all__ = [
     "load_authority",
     "own_name",
     "read_alignment_key",
-    "read_authorities",
+    "read_certificates",
     "read_party_keys",
     "renewal",
     "revoke_party",
@@ -104,7 +104,7 @@ def create_authority(folder: Path, days: int, earlier: Path | None = None) -> Au
 
 def load_authority(folder: Path) -> Authority:
     """The authority of `create_authority` in `folder`; refuses one that has expired or whose two files do not fit."""
-    certificate, key = _certificates(folder / "ca.crt")[0], _key(folder / "ca.key")
+    certificate, key = read_certificates(folder / "ca.crt")[0], _key(folder / "ca.key")
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not _same_key(certificate, key):
         raise DataError(
             f"{folder / 'ca.key'} is not the key of {folder / 'ca.crt'}; put back both files of one `dpzv keys init`."
@@ -127,7 +127,7 @@ def issue_party(
     read_alignment_key(alignment)
     certificate_path, key_path = out / f"{name}.crt", out / f"{name}.key"
     if renew and not key_path.exists():
-        raise ConfigError(f"there is no {key_path} to renew the certificate of; issue it without --renew.")
+        raise ConfigError(f"a renewal needs the party's key {key_path}, which does not exist; issue without --renew.")
     for path in (certificate_path, key_path):
         if path.exists() and not renew:
             raise ConfigError(f"{path} exists already; add --renew for a new certificate, or choose another --out.")
@@ -136,7 +136,7 @@ def issue_party(
         if copy.exists() and _read(copy) != _read(source):
             raise ConfigError(f"{copy} is of another authority than {ca}; choose another --out.")
     if renew and hosts is None and certificate_path.exists():
-        hosts = [host for host in hosts_of(_certificates(certificate_path)[0]) if host != name]
+        hosts = [host for host in hosts_of(read_certificates(certificate_path)[0]) if host != name]
     key = _key(key_path) if renew else new_key()
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise DataError(f"{key_path} is not an elliptic-curve key; issue to another --out without --renew.")
@@ -170,35 +170,30 @@ def revoke_party(ca: Path, name: str) -> int:
         return len(fresh)
 
 
-def read_authorities(path: Path) -> list[x509.Certificate]:
-    """The authorities in a `ca.crt`, at least one."""
-    return _certificates(path)
-
-
 def _revoked(folder: Path) -> Revoked:
     """The list beside the `ca.crt` of a folder."""
     path = folder / LIST
-    return read_list(path, _certificates(folder / "ca.crt")) if path.exists() else NOTHING
+    return read_list(path, read_certificates(folder / "ca.crt")) if path.exists() else NOTHING
 
 
 def _refuse_revoked_key(ca: Path, name: str, key: ec.EllipticCurvePrivateKey) -> None:
-    """A key whose certificate was revoked may be in other hands, so that no certificate makes it good again."""
+    """Refuse a key whose certificate was revoked: it may be in other hands, so it gets no new certificate."""
     gone = _revoked(ca).serials
     if any(found.serial_number in gone and _same_key(found, key) for found in issued_to(ca, name)):
         raise ConfigError(
-            f"the certificate of '{name}' was revoked, so its key gets no other one; issue a new key to another --out, "
+            f"the certificate of '{name}' was revoked, so its key gets no new one; issue a new key to another --out, "
             "without --renew."
         )
 
 
 def describe(path: Path) -> Description:
     """What the certificate in `path` says, checked against the clock and against `ca.crt` in the same folder."""
-    certificate, beside = _certificates(path)[0], path.parent / "ca.crt"
+    certificate, beside = read_certificates(path)[0], path.parent / "ca.crt"
     problem = _validity_problem(certificate)
     problems = [problem] if problem else []
     if not beside.exists():
         problems.append("has no ca.crt beside it to be checked against")
-    elif not any(_issued_by(certificate, ca) for ca in _certificates(beside)):
+    elif not any(_issued_by(certificate, ca) for ca in read_certificates(beside)):
         problems.append(f"does not belong to the authority beside it, {beside}")
     elif certificate.serial_number in _revoked(path.parent).serials:
         problems.append(f"was revoked, says {path.parent / LIST}")
@@ -218,12 +213,12 @@ def describe(path: Path) -> Description:
 
 def own_name(credentials: Credentials) -> str:
     """The party's own name, from its certificate."""
-    return name_of(_certificates(credentials.certificate)[0].subject)
+    return name_of(read_certificates(credentials.certificate)[0].subject)
 
 
 def read_party_keys(own: Credentials) -> PartyKeys:
     """Read the three files; what a peer would refuse anyway is refused here, with a better reason."""
-    chain, authorities = _certificates(own.certificate), _certificates(own.ca)
+    chain, authorities = read_certificates(own.certificate), read_certificates(own.ca)
     certificate, name = chain[0], name_of(chain[0].subject)
     if not _same_key(certificate, _key(own.key)):
         raise DataError(f"{own.key} is not the key of {own.certificate}; give the two files of one `dpzv keys issue`.")
@@ -284,7 +279,7 @@ def renewal(credentials: Credentials, name: str, problem: str) -> str:
     )
 
 
-def _certificates(path: Path) -> list[x509.Certificate]:
+def read_certificates(path: Path) -> list[x509.Certificate]:
     """The certificates in a PEM file, at least one."""
     data = _read(path)
     try:

@@ -11,7 +11,7 @@ import msgspec
 __all__ = ["JsonLines", "LimitedLog", "LoggedProgress", "shortened"]
 
 LINES = 10
-"""Lines about one subject in `SECONDS`; those that follow are counted."""
+"""The most lines about one subject in `SECONDS`; further ones are only counted."""
 SECONDS = 60.0
 SUBJECTS = 1000
 """Subjects that are told apart in one period; what is about a further one is counted with the others."""

@@ -17,7 +17,7 @@ class MemoryStream:
     """One end of a link; what is written at one end is read at the other."""
 
     def __init__(self, peer_name: str, other: MemoryStream | None = None) -> None:
-        """`peer_name` is the name of the party at the `other` end, which may be made later."""
+        """`peer_name` is the name of the party at the other end, which is `other` or will be made later."""
         self.peer_name = peer_name
         self._inbox: asyncio.Queue[bytes | LinkLost | None] = asyncio.Queue()
         self.most = MAX_FRAME
@@ -63,10 +63,10 @@ class MemoryStream:
 
 
 class MemoryListener:
-    """A server called `name`, which lets in parties with one of the `known` names."""
+    """A server called 'server', which lets in parties with one of the `known` names."""
 
-    def __init__(self, known: Collection[str], name: str = "server") -> None:
-        self.known, self.name, self.address = known, name, f"the memory of '{name}'"
+    def __init__(self, known: Collection[str]) -> None:
+        self.known, self.address = known, "the memory of 'server'"
         self.talk: Callable[[Stream], Awaitable[None]] | None = None  # while it listens
         self.links: dict[asyncio.Future[None], MemoryStream] = {}  # the server's end of each link, by its talk
 
@@ -104,8 +104,8 @@ class MemoryConnector:
         """A new stream to the server; the link ends with the context."""
         listener, name = self._listener, self._name
         if listener.talk is None or name not in listener.known:
-            raise LinkLost(f"'{listener.name}' does not listen, or does not know '{name}'")
-        here = MemoryStream(listener.name)
+            raise LinkLost(f"the server does not listen, or does not know '{name}'")
+        here = MemoryStream("server")
         there = MemoryStream(name, here)
         task = asyncio.ensure_future(listener.talk(there))
         listener.links[task] = there

@@ -64,7 +64,7 @@ class Predictor:
         self._offsets = np.cumsum([0, *widths])
         self._head, self._folder = load_head(folder.path / "weights"), folder
         self._output: torch.Tensor | None = None  # [n, outputs]
-        self._finding = asyncio.Lock()  # what one device is asked for is looked up at a time: it takes memory
+        self._finding = asyncio.Lock()  # looking up records takes memory, so it is done for one device at a time
         # up to which record each device has sent all that it has, and up to which the head has seen them
         self._reached, self._done = [0] * len(self._names), 0
         self._left = set(range(1, len(self._names) + 1))
@@ -78,7 +78,7 @@ class Predictor:
         try:
             hashes = await asyncio.to_thread(self._ids)  # meanwhile the devices connect
             if len(hashes) > MOST_IDS:
-                raise DataError(f"a prediction is for at most {MOST_IDS} records, got {len(hashes)}; make several.")
+                raise DataError(f"a prediction is for at most {MOST_IDS} records, got {len(hashes)}; split it.")
             self._wanted = np.ascontiguousarray(hashes).view(np.uint64)  # [n, 2]
             self._order = await asyncio.to_thread(np.argsort, self._wanted[:, 0])
             self._rows = self._folder.scratch(".prediction", (len(hashes), int(self._offsets[-1])))
@@ -129,10 +129,10 @@ class Predictor:
             self._alignment.check_encoding(m, hello.digests)
             await self._ask(peer, hello.ids)
             self._left.discard(peer.m)
-            await peer.close("the embeddings are here", final=True)
+            await peer.close("the server has all embeddings that it asked for", final=True)
         except PeerRefused as error:
             LOG.error("%s", error)
-            if peer.m:  # a device of this run; a stranger stops nobody's prediction
+            if peer.m:  # it is a device of this run; a stranger cannot stop a prediction
                 self._failure = error
             await peer.close(str(error), refused=True)
         except _Unable as error:
@@ -141,7 +141,7 @@ class Predictor:
         except PeerError as error:
             LOG.warning("%s", error)
             await peer.close(str(error))
-            if stream.peer_name in self._names:  # of anybody else nothing is read
+            if stream.peer_name in self._names:  # nothing more is read from strangers
                 await last_word(stream)
         except LinkLost as error:
             LOG.warning("device %d is gone (%s)", peer.m, error)
@@ -154,8 +154,8 @@ class Predictor:
         who = f"device {m} ({self._names[m - 1]})"
         if hello.run_id != run_id:
             raise PeerRefused(
-                f"{who} is not one of this run, since it has no weights of it; give it its folder back, or start "
-                "`dpzv server` again and then this device, so that it hears what it has missed."
+                f"{who} must have weights of this run, but has none; give it its folder back, or start `dpzv server` "
+                "again and then this device, so that it hears what it has missed."
             )
         if hello.position != releases:
             raise _Unable(
@@ -204,7 +204,7 @@ class Predictor:
         """Run the head on the records that are complete, while the others are on their way."""
         ready, n = min(self._reached), len(self._rows)
         while self._done < ready and (ready == n or ready - self._done >= AT_ONCE):
-            end = self._done + AT_ONCE if ready - self._done >= 2 * AT_ONCE else ready  # no short rest
+            end = self._done + AT_ONCE if ready - self._done >= 2 * AT_ONCE else ready  # so that no short rest is left
             some = self._head(torch.from_numpy(self._rows[self._done : end]))
             if self._output is None:
                 self._output = some.new_zeros(n, some.shape[1])

@@ -93,5 +93,5 @@ def name_of(name: x509.Name) -> str:
 def _signed(found: x509.CertificateRevocationList, authority: x509.Certificate) -> bool:
     try:
         return found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
-    except TypeError:  # the kind of key signs nothing
+    except TypeError:  # keys of this kind cannot sign
         return False

@@ -74,7 +74,7 @@ class ServerParty:
                 LOG.info("records: %s", self._alignment.counts)
                 self._run = run = await open_aside(self._config, self._open, stack)
                 self._arrivals = arrivals = Arrivals(run, self._peers)
-                # true after a restart for devices that were away
+                # after a restart the rounds may be over, and only devices that were away must still hear of it
                 self._finished = self._folder.finished or arrivals.evaluations.restore()
                 self._aligned.set()
                 trained = self._finished or await self._train(run, arrivals)
@@ -85,10 +85,10 @@ class ServerParty:
                 await self._farewell()
                 if self._folder.finished:
                     summary = self._folder.read_summary()
-                else:  # in a thread: the head may take minutes, and a supervisor must see meanwhile that this lives
+                else:  # in a thread: the head may take minutes, and the status must be written meanwhile
                     summary = await asyncio.to_thread(run.finish, arrivals.evaluations.tests, run.journal.seconds)
                 await self._wait_for_the_away()
-                if self._failure is not None:  # a device that came late had the receipt of a release that is lacking
+                if self._failure is not None:  # a device that came late showed that the ledger is an old copy
                     raise self._failure
                 return summary
         finally:
@@ -112,7 +112,7 @@ class ServerParty:
                 continue
             try:
                 await align(self._alignment)
-            except DataError as error:  # it counts records, which only the server's operator may see
+            except DataError as error:  # its text counts records, so only the server's operator may see it
                 LOG.error("%s", error)
                 self._unaligned = True
                 raise
@@ -123,8 +123,8 @@ class ServerParty:
     async def _farewell(self) -> None:
         """Tell the devices that are here that the run is finished, and hear their goodbyes.
 
-        It comes before the final head is fitted to all labels without noise, so nothing that devices are sent, nor
-        when they are sent it, depends on that head.
+        The final head is fitted only afterwards, to all labels and without noise: neither what devices are sent nor
+        the time at which it is sent may depend on that head.
         """
         here = self._peers.present()
         await self._peers.close(here, FINISHED, final=True)
@@ -195,7 +195,7 @@ class ServerParty:
         if not await arrivals.run():
             return False
         evaluations = arrivals.evaluations
-        while missing := evaluations.missing:  # of a server that was restarted after the last round, for example
+        while missing := evaluations.missing:  # for example, if the server was restarted after the last round
             if arrivals.stopping:
                 return False
             if missing <= {peer.m for peer in self._peers.present()}:
@@ -240,7 +240,7 @@ class ServerParty:
             self._refused[self._names.index(name) + 1] = str(error)
         await peer.close(str(error), refused=permanent)
         self._peers.detach(peer)
-        if name in self._names:  # of anybody else nothing is read
+        if name in self._names:  # nothing more is read from strangers
             self._goodbye(peer, await last_word(stream))
 
     async def _introduce(self, peer: Peer, hello: wire.Hello) -> None:
@@ -303,7 +303,7 @@ class ServerParty:
             if isinstance(message, wire.Stop):
                 self._goodbye(peer, message)
                 return
-            if peer.closed.is_set():  # it was closed meanwhile, for example as it came again by another stream
+            if peer.closed.is_set():  # it was closed meanwhile, for example because the device connected again
                 return
             if isinstance(message, (Embeddings, Fill, Evaluation)):
                 if message.m != m:

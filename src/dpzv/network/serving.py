@@ -8,7 +8,7 @@ from typing import Any
 
 from dpzv.errors import ConfigError, DataError
 from dpzv.network.beginning import early_plan
-from dpzv.network.grpc_transport import refusals_logged
+from dpzv.network.grpc_log import refusals_logged
 from dpzv.network.party import Party
 from dpzv.network.server_party import ServerParty
 from dpzv.network.status import read_status, serve_metrics

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from dpzv.durable import write_atomically
-from dpzv.errors import ConfigError, DataError, DiskError
+from dpzv.durable import readable, write_atomically
+from dpzv.errors import ConfigError, DiskError
 from dpzv.runtime.server_run import ServerRun
 from dpzv.validate import host_and_port
 
@@ -34,7 +34,7 @@ __all__ = [
 LOG = logging.getLogger("dpzv.server")
 FILE = "status.json"
 STALE_SECONDS = 10.0
-"""A status of a run that goes on is written every second; an older one than this is of a server that does not run."""
+"""A server writes its status every second; if the status is older than this, the server is stopped or stuck."""
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
@@ -148,19 +148,15 @@ def read_status(folder: Path) -> Status:
     path = folder / FILE
     if not path.exists():
         raise ConfigError(f"{path} does not exist; start the server first.")
-    try:
+    with readable(path, "the status of a run", "start the server, which writes it anew"):
         return msgspec.json.decode(path.read_bytes(), type=Status)
-    except (msgspec.MsgspecError, OSError) as error:
-        raise DataError(
-            f"{path} is not the status of a run ({error}); start the server, which writes it anew."
-        ) from None
 
 
 def metrics_text(status: Status) -> str:
     """The status in Prometheus' text format."""
     names = ("round", "rounds", "bytes_up", "bytes_down", "epsilon_spent")
     values = {name: getattr(status, name) for name in names}
-    values |= {"mean_delay_rounds": status.mean_delay, "status_age_seconds": max(0.0, time.time() - status.time)}
+    values |= {"mean_delay_rounds": status.mean_delay, "status_age_seconds": status.age}
     lines = [f"dpzv_{name} {'NaN' if value is None else value}" for name, value in values.items()]
     for device in status.devices:
         for name in ("here", "releases", "rounds_behind"):

@@ -21,7 +21,6 @@ from dpzv.network.wire import CONTROL, Control, Stop, pack, pieces, unpack
 
 __all__ = [
     "GOODBYE_SECONDS",
-    "LONGEST_PAUSE",
     "Connector",
     "LinkLost",
     "Listener",
@@ -34,21 +33,17 @@ __all__ = [
 
 LOG = logging.getLogger("dpzv.server")
 
-LONGEST_PAUSE = 5.0
-"""The longest pause in seconds between two attempts of a device to connect."""
-
 GOODBYE_SECONDS = 5.0
 """How long a party waits for the other side's last frames once one of them has said goodbye."""
 
-
 WRITE_SECONDS = 5.0
-"""How long a device may take to accept a frame, once it is introduced: the run may be waiting for it."""
+"""How long an introduced device (`Peer.introduced`) may take to accept a frame: the run may be waiting for it."""
 
 FIRST_WRITE_SECONDS = 600.0
-"""The same before it is introduced, when it may be busy with releases that it has missed, and nobody waits for it."""
+"""How long it may take before that: it may be busy with releases that it has missed, and nobody waits for it."""
 
 SLOWEST_LINE = 32_768
-"""Bytes a second that a line must carry: a long frame may take longer than a short one."""
+"""Bytes a second that a device's line must carry; a longer frame gets more time at this rate."""
 
 CLOSE_SECONDS = 3.0
 """How long a device may take to accept the server's goodbye."""
@@ -126,7 +121,7 @@ async def next_frame(stream: Stream, seconds: float) -> bytes:
 async def last_word(stream: Stream, seconds: float = GOODBYE_SECONDS) -> Stop | None:
     """Read until the other side's goodbye, and return it if it comes within `seconds`.
 
-    So a peer that was closed while it writes can go on writing, and then reads why it was closed.
+    A peer may still be writing when it is closed. Reading on lets it finish, so that it then reads why it was closed.
     """
     with suppress(PeerError, LinkLost, TimeoutError):
         async with asyncio.timeout(seconds):
@@ -137,7 +132,7 @@ async def last_word(stream: Stream, seconds: float = GOODBYE_SECONDS) -> Stop | 
 
 
 class Peer:
-    """Device m, connected to the server by one stream. Nothing that is sent to it waits for ever."""
+    """Device m, connected to the server by one stream. Every write to it has a deadline."""
 
     def __init__(self, m: int, stream: Stream) -> None:
         self.m, self.stream = m, stream
@@ -174,8 +169,7 @@ class Peer:
     ) -> None:
         """Say goodbye with the reason, and send nothing more; `Stop` says what `final` and `refused` mean.
 
-        A device that does not take the goodbye is cut. One that does, and keeps its link for `linger` seconds, is cut
-        then.
+        The link is cut if the device does not accept the goodbye, or if it keeps the link for `linger` seconds after.
         """
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -187,12 +181,12 @@ class Peer:
             self._lingering = asyncio.get_running_loop().call_later(linger, self.stream.cut)
 
     def require_open(self) -> None:
-        """Raise `LinkLost` if the device is gone, or was told goodbye while something was waited for."""
+        """Raise `LinkLost` if the device is gone, or was told goodbye in the meantime."""
         if self.closed.is_set():
-            raise LinkLost("it was closed before")
+            raise LinkLost("its link was closed in the meantime")
 
     def gone(self) -> None:
-        """Its stream has ended."""
+        """Take note that its stream has ended."""
         self.closed.set()
         if self._lingering is not None:
             self._lingering.cancel()
@@ -206,7 +200,7 @@ class Peer:
 class Peers:
     """The devices that are connected to the server, by number in `here`; `changed` is set when one comes or goes.
 
-    `log` is for what peers do, however often they do it.
+    `log` is for lines about what peers do; it is limited, so that no peer can flood the log.
     """
 
     def __init__(self) -> None:
@@ -215,9 +209,9 @@ class Peers:
         self.log = LimitedLog(LOG)
 
     async def attach(self, m: int, stream: Stream) -> Peer:
-        """Device m has come; its older stream is closed. The new one is closed, too, if a third came meanwhile."""
+        """Take note that device m has connected by `stream`, and close its older stream, if it has one."""
         peer, older = Peer(m, stream), self.here.get(m)
-        self.here[m] = peer  # at once, so that of several that come together each closes the one before it
+        self.here[m] = peer  # before any wait, so that of several streams that come together only the last one stays
         self.changed.set()
         if older is not None:
             await older.close("the same device connected again", linger=GOODBYE_SECONDS)

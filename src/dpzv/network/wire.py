@@ -18,7 +18,7 @@ from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data.psi import POINT_BYTES
 from dpzv.errors import PeerError
-from dpzv.network.feature_records import Digests
+from dpzv.network.feature_records import Digests, OwnIds
 from dpzv.privacy.receipts import RECEIPT_BYTES
 from dpzv.protocol.codec import MAX_FRAME, Codec
 from dpzv.protocol.messages import Message, Release
@@ -70,7 +70,7 @@ BATCHES = 2
 """A device sends test embeddings in parts of this many batches, which are about as much work as one or two rounds."""
 
 PIECE = PART - 64
-"""Bytes of every piece of a list but the last, which is a format: with what is around it a piece has `PART` bytes."""
+"""Bytes of every piece of a list but the last; its frame then has at most `PART` bytes. It is a format of the wire."""
 
 MOST_IDS = 1 << 26
 """The most ids of one device, and the most records of one prediction: the server keeps up to 1 GiB for a device."""
@@ -85,12 +85,11 @@ HELLO_BYTES = 4096
 """Bytes of the longest frame that a peer may send before it has said hello."""
 
 MESSAGE, RELEASE, CONTROL = b"m", b"r", b"c"
-"""The first byte of a frame, which is a format: it holds a message of `protocol/`, a receipt and the release that it is
-for, or a control message."""
+"""The first byte of a frame says what follows: a message of `protocol/`, a receipt and the release that it is for, or a
+control message. It is a format of the wire."""
 
 PROTOCOL = 4
-"""Parties that speak another number refuse each other."""
-
+"""The version of what is said here; parties with different numbers refuse each other."""
 
 Word = Annotated[str, msgspec.Meta(max_length=100)]
 """A version, a hash or the name of a run."""
@@ -102,7 +101,7 @@ NOTHING = Digests()
 
 
 class _Control(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The order of the fields and the tags of what follows are the format of the wire; a change raises `PROTOCOL`."""
+    """A control message. Its tag and the order of its fields are a format of the wire; a change raises `PROTOCOL`."""
 
 
 class Hello(_Control, frozen=True, tag="hello"):
@@ -135,7 +134,7 @@ class Welcome(_Control, frozen=True, tag="welcome"):
 
 
 class ListPiece(_Control, frozen=True, tag="piece"):
-    """Either way: a piece of a list whose length was said before, after the `start` bytes of the pieces before it.
+    """Both directions: a piece of a list whose length was said before; `start` bytes of the list came before it.
 
     A device sends the keyed hashes of its record ids, 16 bytes each, in the order of its file, or what stands for them
     when ids are hidden. The server sends row numbers in that list, int64 with the lowest byte first. When ids are
@@ -147,7 +146,7 @@ class ListPiece(_Control, frozen=True, tag="piece"):
 
 
 class Hidden(_Control, frozen=True, tag="hidden"):
-    """Server -> device: the points of the server's `ids` follow; every piece is answered by the products, in order."""
+    """Server -> device: its hidden ids follow, `ids` in all; the device hides each piece too, and sends it back."""
 
     ids: Count
 
@@ -155,7 +154,7 @@ class Hidden(_Control, frozen=True, tag="hidden"):
 class Rows(_Control, frozen=True, tag="rows"):
     """Server -> device: so many of its rows are trained on and tested on; their numbers follow, in the common order.
 
-    `mu_start` is what a private start of this device may cost; earlier runs on the records may have left less.
+    `mu_start` is the mu that a private start of this device may cost; after earlier runs on the records it is smaller.
     """
 
     train: Count
@@ -182,9 +181,9 @@ class Done(_Control, frozen=True, tag="done"):
 
 
 class Stop(_Control, frozen=True, tag="stop"):
-    """Either way: the goodbye. A stream that ends without it ended by accident.
+    """Both directions: the goodbye. A stream that ends without it ended by accident.
 
-    `final`: the run is over, do not come back. `refused`: do not come back as you are, since the answer stays the same.
+    `final`: the run is over, do not come back. `refused`: do not come back unchanged, you would be refused again.
     """
 
     reason: Sentence
@@ -260,7 +259,7 @@ def unpack(codec: Codec | None, frame: bytes) -> Control | Message | Receipted:
 
 
 class Counted:
-    """How far a list of `count` entries of `width` bytes has come, of which nothing is kept; errors call it `what`.
+    """Checks the pieces of a list of `count` entries of `width` bytes, and keeps none; errors call the list `what`.
 
     Whoever sends a list says first how long it is. All pieces but the last are equally long and they come in order, so
     the length of every frame is known before it is read.
@@ -287,7 +286,7 @@ class Counted:
 
 
 class Gathered(Counted):
-    """The same, and the list is kept."""
+    """Checks the pieces of a list in the same way, and keeps the list."""
 
     def __init__(self, what: str, count: int, width: int) -> None:
         super().__init__(what, count, width)
@@ -338,13 +337,12 @@ def hello(
     config: Config,
     run_id: str,
     position: int,
-    hashes: bytes,
+    ids: OwnIds,
     digests: Digests = NOTHING,
     *,
     t: int = 0,
     receipt: bytes = b"",
 ) -> Hello:
-    """What a device says first."""
-    ids_sha256 = hashlib.sha256(hashes).hexdigest()
-    ids = len(hashes) // 16, ids_sha256
-    return Hello(VERSION, PROTOCOL, agreed_hash(config), run_id, position, t, receipt, *ids, digests)
+    """What a device with these `ids` says first."""
+    own = ids.count, ids.digest
+    return Hello(VERSION, PROTOCOL, agreed_hash(config), run_id, position, t, receipt, *own, digests)

@@ -1,1 +1,1 @@
-"""Where rounds happen: clock, gate, checkpoints, records of a run, and the simulation in one process."""
+"""Where rounds happen: clock, gate, checkpoints, what a run writes down, and the simulation in one process."""

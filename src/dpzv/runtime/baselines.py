@@ -16,7 +16,7 @@ UNTRAINED: dict[str, Any] = {"train": {"rounds": 0}, "head": {"rule": "frozen", 
 
 
 def parties(config: Config) -> dict[int, str]:
-    """The devices that take part, by their number in the data set: their names."""
+    """The names of the devices that take part, by their numbers in the data set."""
     names = config.network.devices if config.data.parties else card_of(config.data.name).devices
     return {m: names[m - 1] for m in config.data.devices or range(1, len(names) + 1)}
 

@@ -28,7 +28,7 @@ from dpzv.runtime.server_head import first_head
 __all__ = ["ceiling"]
 
 STEPS, BATCH, ETA = 4, 512, 2e-3
-"""Steps for each step of the refit, since here devices learn too (4,000 in all), records a step, and Adam's step."""
+"""Steps for each step of the refit (4,000 in all, as devices learn too), records in a step, and Adam's step size."""
 
 CHUNK = 8192
 """Test records that are evaluated at once."""

@@ -6,8 +6,8 @@ random times and seeded noise are functions of the position, so no generator sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from dpzv.durable import write_tensors
-from dpzv.errors import DataError
+from dpzv.durable import readable, write_tensors
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Evaluation
 from dpzv.protocol.server import Delays, Server
@@ -73,7 +72,7 @@ def _tensors(server: Server, beside: Simulated | None) -> dict[str, torch.Tensor
     The names are the file's format.
     """
     tensors = {"times": torch.from_numpy(server.table.times)}
-    if server.table.sums is not None:  # made anew from the table they would differ in the last digit
+    if server.table.sums is not None:  # kept, since sums computed anew from the table differ in the last digit
         tensors["sums"] = server.table.sums
     noise = server.method.head_rule.noise_state
     tensors |= {f"server/noise-{i}": torch.from_numpy(array) for i, array in enumerate(noise)}
@@ -160,9 +159,5 @@ def save_weights(folder: Path, beside: Simulated) -> None:
         write_tensors(folder / f"device-{device.m}.safetensors", device.method.network.state_dict(), {})
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, RuntimeError, OSError) as error:
-        raise DataError(f"{path} is not a checkpoint of this run ({error}); start the run anew.") from None
+def _readable(path: Path) -> AbstractContextManager[None]:
+    return readable(path, "a checkpoint of this run", "start the run anew")

@@ -18,7 +18,7 @@ from dpzv.errors import ConfigError
 from dpzv.rng import numpy_generator
 from dpzv.validate import positive
 
-__all__ = ["Arrival", "Speed", "VirtualClock", "speeds_of"]
+__all__ = ["Arrival", "Speed", "VirtualClock", "compute_of", "speeds_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ def speeds_of(config: Config, M: int) -> tuple[Speed, ...]:
     return tuple(
         Speed((K + 1) / 2 * seconds, exponential, bandwidth, latency)
         for (seconds, exponential), bandwidth, latency in zip(
-            map(_parsed, computes), bandwidths, latencies, strict=True
+            map(compute_of, computes), bandwidths, latencies, strict=True
         )
     )
 
 
-def _parsed(value: float | str) -> tuple[float, bool]:
-    """Seconds and whether they are exponential, from ``0.01`` or ``"exponential 0.01"``."""
+def compute_of(value: float | str) -> tuple[float, bool]:
+    """Seconds and whether they are the mean of exponential times, from ``0.01`` or ``"exponential 0.01"``."""
     if not isinstance(value, str):
         return positive("devices.compute", value), False
     word, _, number = value.partition(" ")

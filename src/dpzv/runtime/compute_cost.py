@@ -1,9 +1,9 @@
 """What a device's work on one batch costs with each method, measured, for the virtual clock.
 
 `devices.compute` of a recipe is the time of DPZV's two forwards with one direction; the clock charges (K + 1) / 2 times
-as much for K directions. What else a configuration's work costs is a factor, which a few real rounds on the recipe's
-own networks and batch measure. The factors are kept in a file, so that a second
-call finds the same figures and the same runs.
+as much for K directions. Whatever else makes a configuration's work slower or faster is one factor, measured by a few
+real rounds on the recipe's own networks and batch. The factors are kept in a file, so that a second call finds the same
+figures and the same runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import msgspec
 from dpzv import config as configuration
 from dpzv.config import Config, HeadSection, NoiseSection, PrivacySection, TrainSection
 from dpzv.durable import write_atomically
-from dpzv.errors import ConfigError, DpzvError
+from dpzv.errors import DpzvError
+from dpzv.runtime.clock import compute_of
 from dpzv.runtime.fused_kinds import fused_if_possible, why_not
 from dpzv.runtime.grid import Job, State, Watch, config_hash, cores, jobs_that_fit
 from dpzv.runtime.run_plan import batch_of, sizes_of
@@ -48,7 +49,7 @@ CONTEXT = 600_000_000
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """A device's work for one batch, and its factor over DPZV's two forwards for each two that the clock charges."""
+    """The seconds of a device's work for one batch, and by which factor they exceed what the clock would charge."""
 
     method: str
     B: int
@@ -63,7 +64,7 @@ class Compute(msgspec.Struct, frozen=True):
 
     costs: dict[str, Cost] = {}
     run_bytes: int = 0  # the most memory that was measured
-    accelerator_share: float = 0.0  # of the accelerator's memory
+    accelerator_share: float = 0.0  # the share of the accelerator's memory that a run needs
     threads: int = 0
     cuda: bool = False  # whether an accelerator was found
 
@@ -103,15 +104,9 @@ def charged(config: Config, factor: float) -> Config:
 
 def _scaled(compute: float | str, factor: float) -> float | str:
     """Seconds, or ``"exponential SECONDS"``, times `factor`."""
-    if not isinstance(compute, str):
-        return float(f"{compute * factor:.6g}")
-    word, _, seconds = compute.partition(" ")
-    try:
-        return f"{word} {float(seconds) * factor:.6g}"
-    except ValueError:
-        raise ConfigError(
-            f"devices.compute takes seconds or 'exponential SECONDS', got '{compute}'; give one of them."
-        ) from None
+    seconds, exponential = compute_of(compute)
+    scaled = f"{seconds * factor:.6g}"
+    return f"exponential {scaled}" if exponential else float(scaled)
 
 
 def charge(configs: Sequence[Config], base: Config, file: Path, watch: Watch) -> Compute | None:
@@ -249,7 +244,7 @@ def _measure(sender: Connection, texts: dict[str, str]) -> None:
     except DpzvError as error:
         sender.send(error)
     except Exception as error:
-        sender.send(DpzvError(f"measuring compute: {type(error).__name__}: {error}; report it."))
+        sender.send(DpzvError(f"measuring compute failed with {type(error).__name__}: {error}; report it."))
 
 
 def _costs(works: dict[str, Config]) -> dict[str, Any]:
@@ -280,16 +275,13 @@ def _seconds(config: Config, data: Dataset) -> float:
 
     Of each device's batches the fastest counts: whatever else the machine does can only make one slower.
     """
-    from functools import partial
-
-    from dpzv.runtime.device_networks import make_networks
     from dpzv.runtime.run_folder import RunFolder
     from dpzv.runtime.simulate import Simulation
 
     M = len(data.x_train)
     rounds = M * (1 + REPEATS)
     config = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, rounds=rounds))
-    simulation = Simulation(config, data, partial(make_networks, config, data))
+    simulation = Simulation(config, data)
     watches = [_Stopwatch(device, config.runtime.accelerator) for device in simulation.devices]
     with tempfile.TemporaryDirectory() as place, simulation.opened(RunFolder(Path(place))):
         for repeat in range(1 + REPEATS):

@@ -1,8 +1,8 @@
-"""What layers that never move make of records: computed once for each record.
+"""The outputs of layers that are never trained, computed once for each record.
 
-It is kept in memory and, where the environment variable DPZV_FEATURES names a folder, in files there. `dpzv reproduce`
-names one for its own runs, since a hundred of them share their records; runs that go on side by side share the work.
-Nothing else leaves such files on a disk: they tell much of what the records say.
+They are kept in memory and, where the environment variable DPZV_FEATURES names a folder, in files there. `dpzv
+reproduce` names one for its own runs, since a hundred of them share their records; runs that go on side by side share
+the work. Nothing else leaves such files on a disk: they tell much of what the records say.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ ROWS, PART, MOST_KEPT = 64, 2048, 64
 """Records that go through the layers at a time, records of a file, and how many sets of layers are kept in memory."""
 
 Known = dict[bytes, NDArray[np.float32]]
-"""What some layers make of records, by the digest of a record."""
+"""The outputs of some layers, by the digest of the record."""
 
 
 def known_rows(network: nn.Module, x_train: Tensor, x_test: Tensor, *, B: int, name: str) -> tuple[Tensor, Tensor, int]:
     """What a device needs of its records to train on and to test, and its embedding width; its network is checked."""
     known = computed_once(network, x_train)
-    if known is not x_train:  # the layers before it see no other batches
+    if known is not x_train:  # the layers that are computed once see batches of this size alone
         require_rowwise(network, x_train[:ROWS], name=name)
     width = require_rowwise(network, known[: max(B, 2)], name=name)
     return known, computed_once(network, x_test), width
 
 
 def computed_once(network: nn.Module, x: Tensor) -> Tensor:
-    """`x`, or what the layers of `network` that never move make of it, if they are all but its map `out`.
+    """The outputs for `x` of all layers of `network` but the last, `out`, if only that one is trained; else `x`.
 
     Such a network has a method `features`, and takes what that gives in place of records.
     """
@@ -69,7 +69,7 @@ def computed_once(network: nn.Module, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _made(features: Callable[[Tensor], Tensor], x: Tensor) -> NDArray[np.float32]:
-    # the last part is filled up: the rows of a batch of another size would take a path that nobody checked
+    # the last part is filled up, since only batches of this size were checked by `known_rows`
     filled = torch.cat([x, x.new_zeros(-len(x) % ROWS, *x.shape[1:])])
     made = torch.cat([features(part) for part in torch.split(filled, ROWS)])[: len(x)]
     numbers: NDArray[np.float32] = made.numpy(force=True)
@@ -77,7 +77,7 @@ def _made(features: Callable[[Tensor], Tensor], x: Tensor) -> NDArray[np.float32
 
 
 def _layers(network: nn.Module, x: Tensor) -> str:
-    """A name for the layers before the map, for the kind of accelerator and for the records they take."""
+    """A name for the layers before the last, for the kind of accelerator and for the shape of the records."""
     weights = [value for name, value in network.state_dict().items() if not name.startswith("out.")]
     kind = f"{x.device.type} {x.dtype} {tuple(x.shape[1:])}".encode()
     return _digest([np.frombuffer(kind, np.uint8), *(value.numpy(force=True) for value in weights)]).hex()

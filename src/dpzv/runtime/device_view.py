@@ -90,7 +90,7 @@ class ViewLog:
     def __init__(self, run: Path, device: Device, shape: Shape, *, begun: bool) -> None:
         self._entry, self._path = shape.entry, run / "view" / f"device-{shape.m}"
         if not begun:
-            # first of all: by this file a view is told from a run, whose folder has a config.toml too
+            # written first: this file tells a view from a run, whose folder has a config.toml too
             write_atomically(self._path / "view.json", msgspec.json.encode(shape))
             write_atomically(self._path / "config.toml", (run / "config.toml").read_bytes())
             held = {"x_train": device.x_train, "x_test": device.x_test}
@@ -159,14 +159,14 @@ def _read(path: Path) -> DeviceView:
     try:
         shape = msgspec.json.decode((path / "view.json").read_bytes(), type=Shape)
         config = configuration.parse(toml_of((path / "config.toml").read_bytes(), str(path)))
-        # copies: sums of rows that lie in a file's odd places are not those that the run had, to the last bit
+        # copied, since sums over rows that lie unaligned in a file differ from those of the run in the last bits
         held = {name: w.clone() for name, w in safetensors.torch.load_file(path / "held.safetensors").items()}
         raw = (path / "received.bin").read_bytes()
     except (OSError, msgspec.DecodeError, safetensors.SafetensorError, DpzvError) as error:
         raise DataError(f"{path} is no view of a device ({error}); train with `--record-view` to keep one.") from None
     whole = len(raw) - len(raw) % shape.entry.itemsize  # what a killed process has half written is left out
     entries = np.frombuffer(raw[:whole], shape.entry)
-    # a round that is played again after a crash must be answered as before, and is noted twice
+    # a round that is played again after a crash is noted twice, and must have been answered as before
     positions, first = np.unique(entries["position"], return_index=True)
     if not np.array_equal(positions, np.arange(len(positions))):
         raise DataError(f"{path} lacks some releases of its device; train again with `--record-view`.")

@@ -59,7 +59,7 @@ class _Family:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Queued:
-    """A block that is being computed: the turns of every run, each round's family and row, and what tapes will hold."""
+    """A block that is being computed: the runs' turns, each round's family and row, and what the families will find."""
 
     turns: list[Turns]
     places: list[tuple[int, int]]

@@ -8,13 +8,11 @@ from __future__ import annotations
 import signal
 from collections import defaultdict
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.runtime.accelerator import accelerator_of
-from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.fused_engine import run_fused
 from dpzv.runtime.journal import Snapshot
 from dpzv.runtime.programs import config_in, run_program
@@ -46,8 +44,7 @@ def run_together(runs: list[tuple[Config, Path]]) -> bool:
             folder = RunFolder.existing(place) if begun else None
             if folder is not None and folder.finished:
                 continue
-            networks = partial(make_networks, config, data)
-            simulation = Simulation(config, data, networks, place if begun else None)
+            simulation = Simulation(config, data, begun=place if begun else None)
             folder = folder or RunFolder.create(place, configuration.render(config))
             stack.enter_context(simulation.opened(folder))
             groups[simulation.server_run.server.t].append(simulation)

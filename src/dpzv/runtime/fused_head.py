@@ -27,7 +27,7 @@ __all__ = ["FusedHeadSteps", "Heads", "buffer_size"]
 
 
 class Heads:
-    """w_0 of R runs: `w` [R, d_0] and its velocity; nothing of both where the head only adds."""
+    """w_0 of R runs: `w` [R, d_0] and its velocity; a head that only adds has neither."""
 
     def __init__(self, rules: Sequence[HeadRule], loss: Loss) -> None:
         self._rules, self._loss = rules, loss
@@ -143,15 +143,17 @@ def _linear(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 ROWS = 64
 """Sizes of buffers are multiples of this."""
+OVERFLOW = 1e-12
+"""The probability that a sample of a run is longer than its buffer."""
 
 
-def buffer_size(D: int, expected: int, steps: int, overflow: float = 1e-12) -> int:
-    """The size that all of `steps` Poisson samples of D records stay within, but for a probability of `overflow`.
+def buffer_size(D: int, expected: int, steps: int) -> int:
+    """The size that all of `steps` Poisson samples of D records stay within, but for the probability `OVERFLOW`.
 
     A sum of independent coins with mean `a` is above a + x with probability at most exp(-x^2 / (2 (a + x/3)))
     (Bernstein); the union over the steps is solved for x.
     """
-    L = math.log(max(steps, 1) / overflow)
+    L = math.log(max(steps, 1) / OVERFLOW)
     x = L / 3 + math.sqrt(L * L / 9 + 2 * L * expected)
     return min(D, ROWS * math.ceil((expected + x) / ROWS))
 

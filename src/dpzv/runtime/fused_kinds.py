@@ -35,7 +35,7 @@ def why_not(config: Config) -> str:
 
 
 def fused_if_possible(config: Config, *, rounds: bool = True) -> Config:
-    """`config`, but if it asks for fused rounds and cannot have them (or has no `rounds` at all), one by one."""
+    """`config`, with rounds one by one if it asks for fused rounds but cannot have them, or has no `rounds` to fuse."""
     if config.runtime.kind != "fused" or (rounds and not why_not(config)):
         return config
     return replace(config, runtime=replace(config.runtime, kind="simulate"))

@@ -31,7 +31,7 @@ class Gate:
     def __init__(self, ledger: Ledger, noise: NoiseSource) -> None:
         self.plan: PrivacyPlan = ledger.plan
         self.ledger, self._noise = ledger, noise
-        self._planned = self.plan.event(t=0, m=0, position=0, B=self.plan.B)  # a round puts its own numbers in
+        self._planned = self.plan.event(t=0, m=0, position=0, B=self.plan.B)  # each round replaces these numbers
         self._several = bool(method_facts(self.plan.method).several)  # methods whose answers have K numbers
         self._steps = [event for event in self.plan.events if isinstance(event, HeadSteps)]  # all planned, in one event
         # head steps paid for: so far, and when the head was last in a checkpoint
@@ -57,10 +57,11 @@ class Gate:
         """
         plan, ledger = self.plan, self.ledger
         t, m, position, B = pending.t, pending.m, pending.position, pending.B
-        if pending.divisor != (1 if self._planned.per_record else B):
+        divisor = 1 if self._planned.per_record else B
+        if pending.divisor != divisor:
             raise PrivacyRefused(
-                f"the plan is for means over {B} records or for numbers of single records, got numbers divided by "
-                f"{pending.divisor}; release what was planned."
+                f"the plan is for numbers divided by {divisor}, got numbers divided by {pending.divisor}; release what "
+                "was planned."
             )
         if self._several and len(pending.totals) != plan.directions:
             raise PrivacyRefused(
@@ -80,8 +81,8 @@ class Gate:
     def reserve(self, rounds: Sequence[tuple[int, int, int]], numbers: Sequence[int]) -> NDArray[np.float64]:
         """Charge rounds (t, m, position) that are computed afterwards in one piece, and return their simulated noise.
 
-        Their rows in the ledger say what they cost and hold no values: nobody waits for one. Rounds that were charged
-        before an interruption are not charged again, and have the same noise. A release to device m has
+        Their rows in the ledger say what they cost and hold no values, since no device asks for one. Rounds charged
+        before an interruption are not charged again, and get the same noise. A release to device m has
         `numbers[m - 1]` numbers; the noise [n, most] of a shorter one ends with zeros.
         """
         plan, ledger = self.plan, self.ledger

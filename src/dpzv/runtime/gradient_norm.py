@@ -9,7 +9,6 @@ backpropagation in one place. The run itself is an ordinary simulated one, and s
 from __future__ import annotations
 
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from dpzv.config import Config
 from dpzv.data.dataset import Dataset
 from dpzv.models.losses import labels_of, per_record_loss
 from dpzv.runtime.accelerator import accelerator_of
-from dpzv.runtime.device_networks import make_networks
 from dpzv.runtime.programs import config_in, leave_summary, run_program
 from dpzv.runtime.run import load_data
 from dpzv.runtime.run_folder import RunFolder
@@ -59,8 +57,8 @@ def squared_norm(simulation: Simulation, data: Dataset, place: str) -> tuple[flo
 
 def _watched(config: Config, data: Dataset) -> dict[str, Any]:
     """Run `config` and look at the gradient before the first round, at every evaluation, and after the last round."""
-    place = str(accelerator_of(config))
-    simulation = Simulation(config, data, partial(make_networks, config, data))
+    place = accelerator_of(config)
+    simulation = Simulation(config, data)
     lines: list[dict[str, float]] = []
 
     def look(t: int) -> None:

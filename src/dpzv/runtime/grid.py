@@ -108,15 +108,15 @@ def config_hash(config: Config) -> str:
 def layered(tree: Tree, settings: Mapping[str, Any], method: str, changes: Sequence[Tree]) -> Tree:
     """A recipe's tree, then the settings of all methods, then those of `method`, then `changes`.
 
-    What only dpzv has (several directions a message, slopes of 8 bits) is left out for a method that has it not, and so
-    are rules of the head in the settings where it only adds: it has no weights that could move.
+    Several directions a message and slopes of 8 bits are left out for methods that cannot have them. Where the head
+    only adds, the settings' head rules are left out: it has no weights that could move.
     """
     own = [settings.get("all", {}), settings.get(method, {})]
     if functools.reduce(configuration.merge, changes, tree).get("head", {}).get("model") == "sum":
         own = [{**part, "head": {k: v for k, v in part.get("head", {}).items() if k != "rule"}} for part in own]
     for part in (*own, *changes):
         tree = configuration.merge(tree, part)
-    facts = METHODS.get(method)  # runs of untrained devices are called by a name that is no method
+    facts = METHODS.get(method)  # `None` for runs of untrained devices, whose name is not that of a method
     if facts and not facts.several and tree["train"].get("directions", 1) > 1:
         tree = configuration.merge(tree, {"train": {"directions": 1}})
     if facts and not facts.slopes and tree.get("codec", {}).get("name") == "int8":
@@ -146,7 +146,7 @@ def run(jobs: Sequence[Job], out: Path, at_once: int, watch: Watch) -> list[Fail
     unique = {job.key: job for job in jobs}
     for job in unique.values():
         _refuse_other_files(job, out / "runs")
-    left = [job for key, job in unique.items() if not (out / "runs" / key / "summary.json").exists()]
+    left = [job for key, job in unique.items() if not _finished(out / "runs" / key)]
     total = sum(job.rounds for job in unique.values())
     rounds = total - sum(job.rounds for job in left)
     runs = len(unique) - len(left)

@@ -1,4 +1,4 @@
-"""Runs one after the other in this process, in the folders that `grid` would use: short ones need no process each."""
+"""Runs one after the other in this process, in the folders that `grid` would use: short runs need no own process."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Journal:
         return self.seconds_before + time.monotonic() - self._began
 
     def account(self) -> None:
-        """Look up what the run has spent; until the next time this is shown to whoever watches."""
+        """Compute what the run has spent so far; snapshots show this figure until the next call."""
         self._epsilon_spent = self._gate.epsilon_spent
 
     def evaluate(self, rows: torch.Tensor, virtual_seconds: float) -> None:
@@ -143,7 +143,7 @@ class Journal:
     ) -> dict[str, Any]:
         """Fit the final head to all rows of the `table`, write the server's weights and, last of all, the summary.
 
-        The same fit to what the devices sent first says in the summary what training has added.
+        The summary also has the figures of the same fit to what `untrained` devices sent: they say what training added.
         """
         server, weights = self._server, self._folder.path / "weights"
         final = private = self._measure(server.method.head, rows)
@@ -190,7 +190,7 @@ class Journal:
         return measured(self._records, head(rows), self._y_test)
 
     def _head_trained(self) -> bool:
-        """Whether the head in the loop is more than its random start; a sum is as good as the devices that it adds."""
+        """Whether the head in the loop is more than a random start; one that only adds is, once its devices moved."""
         head, rounds = self._config.head, self._server.t > 0
         if head.model == "sum":
             return rounds

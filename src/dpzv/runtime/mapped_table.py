@@ -16,7 +16,7 @@ from dpzv.protocol.table import Blocks, Table
 __all__ = ["put_back", "table_of", "whole"]
 
 FEW = 16
-"""Up to so many devices a head that only adds does so anew in every round, which is faster than to keep the sums."""
+"""With up to this many devices, a head that only adds makes its sums anew in every round: keeping them is slower."""
 REMEDY = "free space or choose another table.path"
 
 

@@ -5,11 +5,11 @@ then the update by an answer. Steps are without momentum, which would add the si
 
 On a CPU each variant runs in a process of its own. Its figure is the peak of the action by the kernel's high-water
 mark, minus the resident size just before the model is built. The allocator is set to return freed blocks at once: by
-default it keeps some, and then even inference repeated six times on ResNet-18 peaks a fifth above a single one. On CUDA
-the figure is `max_memory_allocated`, weights included.
+default it keeps some, and then six inferences in a row on ResNet-18 peak a fifth above a single one. On CUDA the figure
+is `max_memory_allocated`, weights included.
 
-    python -m dpzv.runtime.memory_peak CONFIG.toml FOLDER              all methods on the configuration's network
-    python -m dpzv.runtime.memory_peak MODEL METHOD ACCELERATOR        one of them, in bytes
+    python -m dpzv.runtime.memory_peak CONFIG.toml FOLDER          all methods on the configuration's network
+    python -m dpzv.runtime.memory_peak MODEL METHOD,METHOD cpu     some of them on a CPU, in bytes
 """
 
 from __future__ import annotations
@@ -78,15 +78,15 @@ def main(file: Path, folder: Path) -> None:
     """Measure all methods on the network of the configuration in `file`, and leave a summary in `folder`."""
     config, began = config_in(file), time.monotonic()
     model, accelerator = str(config.devices.model), config.runtime.accelerator
-    network, _ = MODELS.get(model, MODELS["tiny"])(0)
+    known = model if model in MODELS else "tiny"
+    network, _ = MODELS[known](0)
     weights = sum(w.numel() * w.element_size() for w in network.state_dict().values())
     del network
     actions = ("inference", *METHODS)
-    if model in MODELS:
+    if model == known:
         peaks = {action: measured(model, action, accelerator) for action in actions}
     else:  # a process for each would take longer than all else of a smoke test
-        peaks = dict(zip(actions, _apart("tiny", actions), strict=True))
-    known = model if model in MODELS else "tiny"
+        peaks = dict(zip(actions, _apart(known, actions), strict=True))
     summary = {"network": TITLES[known], "weights": weights, "peaks": peaks, "accelerator": accelerator}
     leave_summary(folder, config, summary | {"seconds": round(time.monotonic() - began, 3)})
 
@@ -112,7 +112,7 @@ def _on_cpu(build: Callable[[int], tuple[nn.Module, Tensor]], act: Callable[[nn.
     torch.set_num_threads(1)
     for warm in (_tiny_images, _tiny_text):
         act(*warm())  # what is loaded on first use does not count as part of the model
-    gc.collect()  # what an earlier action left behind would be counted as there before this one
+    gc.collect()  # else this action could reuse what an earlier one left behind, and its figure would be too small
     before = _status("VmRSS")
     network, x = build(0)
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again, so building is not counted

@@ -1,4 +1,4 @@
-"""A run is opened: with a new ledger if nothing of it was ever released, else with its own, or not at all."""
+"""Opens a run: with a new ledger if nothing of it was ever released, else with its own; without that it is refused."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ def _refuse_other_noise(began: PrivacyPlan, now: PrivacyPlan) -> None:
     if (began.z, began.sigma_dp) != (now.z, now.sigma_dp):
         raise PrivacyRefused(
             f"the run began with head noise z={began.z!r} and release noise sigma_dp={began.sigma_dp!r}, the installed "
-            f"accountant gives {now.z!r} and {now.sigma_dp!r}; resume with the versions in its summary's `versions`, "
-            "or start a new run."
+            f"accountant gives {now.z!r} and {now.sigma_dp!r}; install dpzv and what it needs in the versions "
+            "that it began with, or start a new run."
         )

@@ -1,4 +1,4 @@
-"""A strong simple model of each kind of records, joined and without privacy: what any other figure should be held to.
+"""A strong simple model for each kind of records, joined and without privacy: a figure to compare all others with.
 
 Token ids: logistic regression on tf-idf of word pieces and pairs of them. Pixels: a linear model on principal
 components. Tables: boosted trees. Nothing is chosen by looking at test records; penalties are fixed.

@@ -71,7 +71,7 @@ def shown_in(bar: Progress, name: str = "") -> Callable[[Snapshot], None]:
 
 
 def _figures(snapshot: Snapshot) -> str:
-    # before the first round it would be that of a random start
+    # before the first round the metric would be that of a random start
     metric = "" if snapshot.metrics is None or not snapshot.t else f"{headline_text(snapshot.metrics)}, "
     spent = f"epsilon {snapshot.epsilon_spent:.3g} of {snapshot.epsilon:.3g}"
     return f"round {snapshot.t}/{snapshot.T}, {metric}{snapshot.bytes_total / 1e6:.1f} MB, {spent}"

@@ -25,7 +25,7 @@ from dpzv.runtime.run_plan import noise_of, plan_of, sizes_of
 __all__ = ["fitting_plan", "refuse_folder", "refuse_out"]
 
 FEW = 64
-"""So many rows show whether a network fits a file."""
+"""The rows of a file that are enough to see whether a network fits it."""
 
 
 def refuse_out(folder: Path) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import safetensors.torch
 import torch
 
 from dpzv.config import Config, Tree, merge
@@ -26,7 +25,7 @@ from dpzv.data.schedule import holdout
 from dpzv.errors import ConfigError
 from dpzv.models.final_head import load_head
 from dpzv.runtime.agreement import changed
-from dpzv.runtime.device_networks import make_networks, mixed_columns
+from dpzv.runtime.device_networks import load_weights, make_networks, mixed_columns
 from dpzv.runtime.party_file import PartyFile, agreed_run, check_party, read_party, read_toml
 from dpzv.runtime.run_plan import fewest_of, noise_of, plan_of
 
@@ -119,7 +118,7 @@ def predicted(config: Config, data: Dataset, folder: Path) -> torch.Tensor:
     plan = plan_of(config, len(data.y_train), len(data.x_train))
     rows = []
     for m, network in enumerate(make_networks(config, data, plan, noise_of(config)), 1):
-        network.load_state_dict(safetensors.torch.load_file(folder / "weights" / f"device-{m}.safetensors"))
+        load_weights(network, folder / "weights" / f"device-{m}.safetensors", m)
         rows.append(network.eval()(torch.from_numpy(data.x_test[m - 1])))
     output: torch.Tensor = load_head(folder / "weights")(torch.cat(rows, dim=1))
     return output

@@ -54,16 +54,16 @@ SMOKE_EPSILONS = (1.0, 10.0)
 """At --scale smoke these take the place of an item's budgets: one of them, or both if the item has several."""
 
 LENGTHS = ("train.passes", "train.rounds", "train.eval_every", "train.B", "head.steps", "head.batch")
-"""What an item says about the length of its runs, which --scale smoke does not take."""
+"""The keys by which items set the length of their runs; --scale smoke ignores them."""
 
 STEP = "head.eta_0"
-"""The one key that a row only suggests: trials and items may change it, but nothing else that makes a row."""
+"""The one key of a row that trials and items may change; all other keys that make a row are fixed."""
 
 LENGTH = "train.passes"
 """Noise grows with the length of a run, so trials may choose it for a row."""
 
 POINTS = 20
-"""The curve of a run whose length trials have chosen has at least so many points."""
+"""The fewest points that the curve of a run has whose length was chosen by trials."""
 
 EVERY: Tree = {"noise": {"source": "seeded"}, "runtime": {"threads": 1}}
 """What all runs have: noise that can be repeated, and one thread, so that a run's hash is the same on every machine."""
@@ -169,7 +169,7 @@ class Cell:
     job: Job
     seconds: float
     missing: str = ""
-    setting: dict[str, Any] | None = None  # of a trial
+    setting: dict[str, Any] | None = None  # of a trial: what was drawn for it
 
 
 @functools.cache
@@ -199,7 +199,7 @@ def cells_of(item: Item, asked: Asked) -> list[Cell]:
 
 
 def ordered(items: Mapping[str, Iterable[Cell]]) -> list[Cell]:
-    """The cells of several items, each run once, those that are worth most a second first.
+    """The cells of several items, each run once; those come first that are worth most for each second they take.
 
     A run is worth its share of every item it belongs to.
     """
@@ -230,7 +230,7 @@ def _smoke(runs: Runs) -> Runs:
     kept = {key: value for key, value in runs.set.items() if key not in LENGTHS}
     budgets = SMOKE_EPSILONS[: min(2, len(runs.epsilon))]
     epsilons = budgets if all(map(math.isfinite, runs.epsilon)) else (math.inf, *budgets[1:])
-    rows = tuple(row for row in runs.rows if row != "public")  # a filter bank needs images
+    rows = tuple(row for row in runs.rows if row != "public")  # its filter bank needs images
     kept = {key: value for key, value in kept.items() if not key.startswith("devices.")}
     return Runs(SMOKE, rows, runs.accounting, epsilons, 1, kept, tuple(map(_smoke_case, runs.cases[:3])))
 
@@ -288,7 +288,7 @@ def _cell(made: _Made, asked: Asked) -> Cell:
 
 
 def _configured(tree: Tree, made: _Made, changes: list[Tree], tuned: Tuned | None) -> tuple[Config, int]:
-    """A run's configuration and its rounds; where an item has a length, that of the trials counts if they chose one."""
+    """A run's configuration and its rounds; a length that trials chose counts for items that have a length."""
     workload, general = workloads()[made.runs.workload], recipes.settings("", made.runs.accounting)
 
     def parsed(*more: Tree) -> tuple[Config, int]:
@@ -311,9 +311,9 @@ def _longer(epsilon: float, tuned: Tuned, config: Config) -> float:
 
 
 def _tuned(made: _Made, out: Path) -> Tuned:
-    """What the trials of a row chose; those of its own trials never count.
+    """What the trials of a row chose; nothing for runs that are trials themselves, which have a holdout.
 
-    They are read from the folder of this reproduction, or else from the shipped ones.
+    It is read from the folder of this reproduction, or else from the shipped files.
     """
     row = made.kind.like or (made.row if made.kind.tuned else "")
     name = f"{made.runs.workload}-{made.runs.accounting}"
@@ -332,7 +332,7 @@ def _shipped(name: str) -> dict[str, Any]:
 
 
 def _seconds(config: Config, workload: Workload, rounds: int) -> float:
-    """How long a run takes, as estimated; what is not counted in rounds takes as long as some hundred of them."""
+    """An estimate of how long a run takes: an evaluation counts as 30 rounds, the start and the end as 200."""
     each = workload.cuda if config.runtime.accelerator == "cuda" else workload.cpu
     evaluations = rounds / config.train.eval_every
     return each * (rounds * (config.train.directions + 1) / 2 + 30 * evaluations + 200)

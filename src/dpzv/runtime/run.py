@@ -48,9 +48,9 @@ def resume(path: Path, observe: Observer, max_seconds: float) -> dict[str, Any] 
     if folder.finished:
         return folder.read_summary()
     config = folder.config()
-    accelerator_of(config)  # refuses one that is not there
+    accelerator_of(config)  # refuses an accelerator that is not there
     data = load_data(config)
-    simulation = Simulation(config, data, partial(make_networks, config, data), path)
+    simulation = Simulation(config, data, begun=path)
     with simulation.opened(folder):
         return _go_on(config, simulation, observe, max_seconds)
 
@@ -69,7 +69,7 @@ def run(
     With `record_view` the folder also keeps what each device saw and holds.
     """
     check(data)
-    accelerator_of(config)  # refuses one that is not there
+    accelerator_of(config)  # refuses an accelerator that is not there
     refuse_kind(config)
     simulation = Simulation(config, data, networks)  # refuses before anything is written
     folder = RunFolder.create(path, configuration.render(config))

@@ -65,7 +65,7 @@ class RunFolder:
         return cls(path)
 
     def scratch(self, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
-        """Zeros in a file of this folder that loses its `name` at once; the kernel may write out what is in it."""
+        """Zeros in a file of this folder whose `name` is removed at once; its pages need not stay in main memory."""
         path, mapped = self.path / name, (max(shape[0], 1), shape[1])  # an empty file cannot be mapped
         make_zeros(path, 4 * mapped[0] * mapped[1])  # a float32 has 4 bytes
         rows = np.memmap(path, np.float32, "r+", shape=mapped)

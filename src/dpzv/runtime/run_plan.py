@@ -34,12 +34,9 @@ __all__ = [
 
 LOG = logging.getLogger("dpzv.plan")
 
-
-BATCH = 512
-"""Records a batch, where that is not set."""
+BATCH, PASSES = 512, 10
+"""Records a batch, where `train.B` is not set; passes of a device over its records, where no length is set."""
 RELEASES = "lower privacy.min_batch, or set train.rounds = 0, with which nothing is released"
-PASSES = 10
-"""Of each device over its records, where neither rounds nor passes are set."""
 
 
 class Sizes(Struct, frozen=True):
@@ -54,7 +51,8 @@ class Sizes(Struct, frozen=True):
 def batch_of(config: Config, D: int | None = None) -> int:
     """Records a batch of a run over D records: what is set, or else 512 or all records, if there are fewer.
 
-    Every party knows D, so all of them find the same batch. Without rounds no batch is ever taken, so any is fitted.
+    Every party knows D, so all of them find the same batch. Without rounds no batch is ever taken, and one that is set
+    is cut to D as well.
     """
     B = BATCH if config.train.B is None else config.train.B
     fits = config.train.B is None or config.train.rounds == 0
@@ -68,7 +66,7 @@ def fewest_of(config: Config, share: float) -> Fewest:
     set_, least = config.train.B or 1, config.privacy.min_batch if math.isfinite(config.privacy.epsilon) else 1
     needed = max(set_, least)
     records = max(1, math.floor(needed / (1 - share)) - 2)
-    while records - round(share * records) < needed:  # `holdout` rounds so
+    while records - round(share * records) < needed:  # `holdout` rounds in this way
         records += 1
     key, remedy = ("train.B", "lower train.B or leave it out") if set_ >= least else ("privacy.min_batch", RELEASES)
     return Fewest(records, f"{key} = {needed} with data.holdout = {share:g}", remedy)

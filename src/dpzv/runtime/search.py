@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from dpzv.errors import ConfigError
 from dpzv.rng import numpy_generator
 from dpzv.validate import nearest
 
-__all__ = ["draw", "settings_text", "space_of", "tree_of", "with_changes", "with_parents"]
+__all__ = ["draw", "settings_text", "space_of", "tree_of", "with_changes"]
 
 Space = dict[str, list[Any]]
 """`section.key` and the values it may take."""
@@ -81,20 +81,10 @@ def with_changes(settings: Mapping[str, Any], changes: Tree) -> dict[str, Any]:
 
 
 def _without(values: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` without the changed keys; the number of rounds has two, which displace each other."""
+    """`values` without the changed keys; a change of `rounds` or `passes` removes both, as both set the length."""
     lengths = {"rounds", "passes"}
     gone = {*changed, *(lengths if lengths & changed.keys() else ())}
     return {key: value for key, value in values.items() if key not in gone}
-
-
-def with_parents(settings: Mapping[str, Any], parents: Sequence[str]) -> dict[str, Any]:
-    """`settings` in which all methods have these earlier runs, and none has others."""
-    own = {name: {**sections} for name, sections in settings.items()}
-    for sections in own.values():
-        if "privacy" in sections:
-            sections["privacy"] = {key: value for key, value in sections["privacy"].items() if key != "parents"}
-    own["all"] = merge(own.get("all", {}), {"privacy": {"parents": list(parents)}})
-    return own
 
 
 def settings_text(

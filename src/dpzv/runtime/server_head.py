@@ -33,8 +33,8 @@ def check_head(config: Config, records: ServerRecords, widths: tuple[int, ...]) 
         )
     if base == "count" and task == "regression":
         raise ConfigError(
-            'only labels of classes can be counted, got head.base = "count" for a number; give a public mean and '
-            "scale as head.base, where the range of the labels is -1 to 1."
+            'only labels of classes can be counted, got head.base = "count" for a regression; give a public mean and '
+            "scale as head.base, in units in which the public range of the labels is -1 to 1."
         )
     if base is not None and base != "count":
         base_offset(base, task, outputs)

@@ -35,9 +35,8 @@ __all__ = ["Opened", "ServerRun"]
 AT_STAKE = 0.02
 """A checkpoint is written when a crash would forfeit this share of a head's steps."""
 
-
 AT_ONCE = 1024
-"""Releases that are read from the ledger at once for a device that has missed some; nothing else happens meanwhile."""
+"""The rounds that are read from the ledger at once for a device that has missed some; the server waits meanwhile."""
 
 
 class Opened(Struct, frozen=True):
@@ -258,10 +257,10 @@ class ServerRun:
         return summary
 
     def _keep_untrained(self, rows: torch.Tensor, tested: set[int]) -> None:
-        """Keep what the devices' first weights give, if a head that stays here can be fitted to it in the end.
+        """Keep the embeddings of untrained devices, if a head that stays here can be fitted to them in the end.
 
-        It is fitted then and not now: nothing that a device could notice, not even the time of the first round, may
-        depend on a fit without noise.
+        It is fitted only then: nothing that a device could notice, not even the time of the first round, may depend on
+        a fit without noise.
         """
         config, kept = self.config, self.folder.untrained
         if self.plan.T and config.table.start == "fill" and len(tested) == self.plan.M:
@@ -319,5 +318,5 @@ class ServerRun:
 
 
 def _alike(rows: torch.Tensor) -> bool:
-    """Whether all rows are the same, so that no head could tell records apart: weights that start at zero give that."""
+    """Whether all rows are the same, as from weights that start at zero: no head could tell such records apart."""
     return all(bool((rows[at : at + CHUNK] == rows[0]).all()) for at in range(0, len(rows), CHUNK))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
 from dpzv.runtime.assemble_device import make_device, uplink_of
 from dpzv.runtime.checkpoint import Simulated, save_weights
 from dpzv.runtime.clock import VirtualClock, speeds_of
-from dpzv.runtime.device_networks import Networks
+from dpzv.runtime.device_networks import Networks, make_networks
 from dpzv.runtime.device_view import view_logs
 from dpzv.runtime.journal import Observer
 from dpzv.runtime.run_folder import RunFolder
@@ -42,16 +43,17 @@ class Simulation:
         self,
         config: Config,
         data: Dataset,
-        networks: Networks,
+        networks: Networks | None = None,
         begun: Path | None = None,
         noise: NoiseSource | None = None,
     ) -> None:
-        """`begun` is the folder of a run that is to go on; `noise` replaces that of the configuration, for audits."""
+        """`begun` is the folder of a run that goes on; `noise` and `networks` replace those of the configuration."""
         self._config, self._data, self._noise = config, data, noise or noise_of(config)
         parents = named_parents(config, data.names, begun)
         self._plan = plan_of(config, len(data.y_train), len(data.x_train), parents)
         self._speeds = speeds_of(config, self._plan.M)
         sizes, uplink = sizes_of(config, self._plan.D, self._plan.M), uplink_of(config, self._plan, self._noise)
+        networks = networks or partial(make_networks, config, data)
         made = [
             make_device(config, m, network, torch.from_numpy(x), torch.from_numpy(x_test), sizes, uplink)
             for m, (network, x, x_test) in enumerate(
