@@ -34,6 +34,7 @@ from dpzv.network.keyfiles import (
     own_name,
     read_alignment_key,
 )
+from dpzv.network.revocation import REGISTER
 
 METHOD = "/dpzv.test/Who"
 NOW = datetime.now(UTC).replace(microsecond=0)  # certificates count whole seconds
@@ -434,3 +435,12 @@ def test_the_alignment_key_is_32_bytes_that_all_parties_share(federation: Path) 
     (federation / "ca" / "alignment.key").chmod(0o604)
     with pytest.raises(ConfigError, match="is secret, but everybody on this machine"):
         read_alignment_key(federation / "ca" / "alignment.key")
+
+
+def test_a_list_of_certificates_that_cannot_be_read_is_told_before_anything_is_issued(federation: Path) -> None:
+    register = federation / "ca" / REGISTER
+    register.unlink()
+    register.mkdir()
+    with pytest.raises(DataError, match="must hold certificates in PEM"):
+        issue_party(federation / "ca", "device-3", federation / "device-3", None, 90)
+    assert not (federation / "device-3" / "device-3.crt").exists()

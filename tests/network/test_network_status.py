@@ -22,7 +22,7 @@ from dpzv.errors import ConfigError
 from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.party import load_party
 from dpzv.network.serving import open_folder, serve
-from dpzv.network.status import DeviceStatus, Status, read_status, write_status
+from dpzv.network.status import DeviceStatus, Status, read_status, serve_metrics, write_status
 
 CONFIG = config_of("head.rule=frozen", "train.rounds=8")
 TOWN = {
@@ -152,3 +152,21 @@ def test_by_default_a_device_that_is_away_for_good_holds_the_run_up_and_is_named
     found = asyncio.run(asyncio.wait_for(run(), 60))
     assert 104 <= found.devices[3].rounds_behind <= 110
     assert found.waits == "a batch of west"
+
+
+def test_a_first_line_without_an_end_is_answered_by_closing(caplog: pytest.LogCaptureFixture) -> None:
+    async def asked() -> bytes:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        async with await serve_metrics(f"127.0.0.1:{port}", lambda: status(time.time())):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"x" * 200_000)
+            try:
+                return await asyncio.wait_for(reader.read(), 10)
+            except ConnectionError:
+                return b""
+            finally:
+                writer.close()
+
+    assert asyncio.run(asked()) == b""
+    assert not caplog.records  # an error that nobody catches is logged with a traceback

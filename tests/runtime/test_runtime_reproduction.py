@@ -251,6 +251,19 @@ def test_peaks_are_measured_for_every_method(tmp_path: Path) -> None:
     assert min(found["peaks"].values()) > 0.9 * weights  # a smaller network fits into what a busy process has to spare
 
 
+def test_a_peak_on_an_accelerator_is_measured_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, asked = tmp_path / "config.toml", list[tuple[str, str]]()
+
+    def measured(model: str, action: str, accelerator: str) -> int:
+        asked.append((model, accelerator))
+        return 1
+
+    monkeypatch.setattr(memory_peak, "measured", measured)
+    file.write_text(configuration.render(digits()).replace('accelerator = "cpu"', 'accelerator = "cuda"'))
+    memory_peak.main(file, tmp_path / "memory")
+    assert set(asked) == {("tiny", "cuda")}
+
+
 def made(x: np.ndarray, y: np.ndarray, task: str, classes: int) -> Dataset:
     half, middle = len(y) // 2, x.shape[1] // 2
     train, test = (Records([x[part, :middle], x[part, middle:]], y[part]) for part in (slice(half), slice(half, None)))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.config import Config
-from dpzv.errors import ConfigError, PeerError, PrivacyRefused
+from dpzv.errors import ConfigError, DataError, PeerError, PrivacyRefused
 from dpzv.privacy import head_steps
 from dpzv.privacy.ledger_file import insert_releases
 from dpzv.protocol.messages import Fill
@@ -102,3 +102,17 @@ def test_a_device_that_comes_back_costs_what_it_has_missed(tmp_path: Path) -> No
             assert list(run.missed(2, len(mine))) == []
             assert [r.position for r in run.missed(2, len(mine) - 3)] == list(range(len(mine) - 3, len(mine)))
         assert time.process_time() - began < 0.5  # it was 60 ms for each
+
+
+def test_devices_of_a_run_with_some_of_them_have_their_own_names(tmp_path: Path) -> None:
+    names = 'network.devices=["north", "east", "south", "west"]'
+    config = config_of(names, "data.devices=[4, 2]", "head.rule=frozen")
+    summary = start(config, tmp_path, lambda snapshot: True, float("inf"))
+    assert summary is not None
+    assert [one["device"] for one in summary["participation"]] == ["west", "east"]
+
+
+def test_a_damaged_summary_is_told_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(DataError, match=r"summary\.json is not the summary of a finished run"):
+        RunFolder(tmp_path).read_summary()

@@ -6,7 +6,8 @@ ca.crl       the list, signed by the authority; a server reads it beside its ca.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,7 +40,8 @@ NOTHING = Revoked(0, frozenset())
 def record(ca: Path, certificate: x509.Certificate) -> None:
     """Remember a certificate before anybody gets it: one that the authority forgot could never be revoked."""
     path = ca / REGISTER
-    before = path.read_bytes() if path.exists() else b""
+    with _register(path):
+        before = path.read_bytes() if path.exists() else b""
     write_atomically(path, before + certificate.public_bytes(serialization.Encoding.PEM))
 
 
@@ -48,11 +50,18 @@ def issued_to(ca: Path, name: str) -> list[x509.Certificate]:
     path = ca / REGISTER
     if not path.exists():
         return []
-    try:
+    with _register(path):
         known = x509.load_pem_x509_certificates(path.read_bytes())
+    return [certificate for certificate in known if name_of(certificate.subject) == name]
+
+
+@contextmanager
+def _register(path: Path) -> Iterator[None]:
+    """Say what is wrong with the authority's list of certificates if it cannot be read."""
+    try:
+        yield
     except (OSError, ValueError) as error:
         raise DataError(f"{path} must hold certificates in PEM ({error}); put back the authority's own file.") from None
-    return [certificate for certificate in known if name_of(certificate.subject) == name]
 
 
 def write_list(ca: Path, authority: Authority, revoked: Revoked) -> None:

@@ -175,7 +175,7 @@ async def serve_metrics(address: str, status: Callable[[], Status]) -> asyncio.S
             head = f"HTTP/1.1 {'200 OK' if found else '404 Not Found'}\r\nContent-Type: text/plain; version=0.0.4\r\n"
             writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
             await writer.drain()
-        except (TimeoutError, ConnectionError):
+        except (TimeoutError, ConnectionError, ValueError):  # the last one: a first line without an end
             pass
         finally:
             writer.close()

@@ -201,8 +201,9 @@ class Journal:
         rows that were beyond the bound on embeddings, the share of its records that were clipped, and whether it sent
         test embeddings; zeros stand in their place if not.
         """
-        server, plan = self._server, self._gate.plan
-        names = self._config.network.devices or [f"device {m}" for m in range(1, plan.M + 1)]
+        server, plan, named = self._server, self._gate.plan, self._config.network.devices
+        numbers = self._config.data.devices or range(1, plan.M + 1)
+        names = [named[m - 1] if m <= len(named) else f"device {m}" for m in numbers]
         return [
             {
                 "device": name,

@@ -20,7 +20,17 @@ from numpy.typing import NDArray
 
 from dpzv import config as configuration
 from dpzv.config import Config
-from dpzv.durable import disk_errors, holding, make_folder, make_zeros, open_log, sweep, sync, write_atomically
+from dpzv.durable import (
+    disk_errors,
+    holding,
+    make_folder,
+    make_zeros,
+    open_log,
+    readable,
+    sweep,
+    sync,
+    write_atomically,
+)
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.runtime.agreement import changed
 from dpzv.validate import toml_of
@@ -193,5 +203,9 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any]:
         """The summary of a finished run."""
-        summary: dict[str, Any] = msgspec.json.decode((self.path / "summary.json").read_bytes())
+        path = self.path / "summary.json"
+        with readable(
+            path, "the summary of a finished run", "put back the one that the run wrote, or its whole folder"
+        ):
+            summary: dict[str, Any] = msgspec.json.decode(path.read_bytes())
         return summary
