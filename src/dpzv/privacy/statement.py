@@ -232,12 +232,13 @@ def _run(view: LedgerView) -> RunSpent:
 def _joint_cost(runs: Sequence[RunSpent]) -> Composition:
     """All runs and all their parents, as if they shared all their records.
 
-    A run that another one counts as its parent is in that one's claim already. Parents count once, at their caps; but
-    where runs paid only for what a parent used, each got the rest for itself, so each counts what it paid.
+    A run that another one counts as its parent is in that one's claim already. If one run counts all the others and all
+    their parents, the joint cost is its claim. Else parents count once, at their caps; but where runs paid only for
+    what a parent used, each got the rest for itself, so each counts what it paid.
     """
     counted = {parent.run_id for run in runs for parent in _counted_parents(run)}
     last = [run for run in runs if run.run_id not in counted]
-    if len(last) == 1:
+    if len(last) == 1 and counted == {parent.run_id for parent in _counted_parents(last[0])}:
         return last[0].plan.cost
     in_full: dict[str, Composition] = {}
     in_part: list[tuple[str, Composition]] = []
