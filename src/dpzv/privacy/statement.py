@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dpzv.declarations import start_facts
 from dpzv.errors import ConfigError, PrivacyRefused
@@ -246,8 +247,8 @@ def _joint_cost(runs: Sequence[RunSpent]) -> Composition:
         parts = {} if run.plan.charges_in_full else {p.run_id: p.used for p in _counted_parents(run) if p.used}
         in_part += [(name, fold(events)) for name, events in parts.items()]
         # a parent that shares no record with this run may share some with another one
-        parents = [p for p in run.plan.parents if run.plan.spends and p.run_id not in parts]
-        in_full |= {p.run_id: fold((*p.events, *p.inherited)) for p in parents}
+        parents = [replace(p, shared=None) for p in run.plan.parents if run.plan.spends and p.run_id not in parts]
+        in_full |= {p.run_id: fold(p.charged(in_full=True)) for p in parents}
     paid = {name for name, _ in in_part}
     claims = {run.run_id: fold(run.plan.claim) for run in last}
     whole = {name: cost for name, cost in in_full.items() if name not in paid} | claims
