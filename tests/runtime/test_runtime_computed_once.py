@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -112,6 +113,22 @@ def test_files_are_written_only_where_a_folder_is_named(
     assert sum(seen) == 192 + 128 + 64
     assert len(list(folder.glob("*.npz"))) == 2
     assert {file.stat().st_mode & 0o077 for file in folder.iterdir()} == {0}
+
+
+def test_files_with_a_third_dimension_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that the networks for images left had one, and a reproduction goes on with them."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    network, x = PatchCNN(1, 8, 6, generator(0)), images(70)[:, :64]
+    train_last(network, 1)
+    kept = computed_once(network, x[:64])
+    (file,) = tmp_path.glob("*.npz")
+    with np.load(file) as part:
+        keys, made = part["keys"], part["made"]
+    np.savez(file, keys=keys, made=made[:, :, None] * 2)
+    monkeypatch.setattr(room, "_memory", {})
+    again = computed_once(network, x)
+    assert again.shape == (70, 64, 1)
+    assert torch.equal(again[:64], kept * 2)  # they were read, and not made again
 
 
 def test_the_encoder_of_texts_is_computed_once() -> None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpzv.durable import replacing
+from dpzv.models.layers import MappedFeatures
 from dpzv.models.rowwise import require_rowwise
 
 __all__ = ["FOLDER", "computed_once", "known_rows"]
@@ -30,7 +31,7 @@ ROWS, PART, MOST_KEPT = 64, 2048, 64
 """Records that go through the layers at a time, records of a file, and how many sets of layers are kept in memory."""
 
 Known = dict[bytes, NDArray[np.float32]]
-"""What some layers make of records, by the digest of a record."""
+"""The features [k] that some layers make of records, by the digest of a record."""
 
 
 def known_rows(network: nn.Module, x_train: Tensor, x_test: Tensor, *, B: int, name: str) -> tuple[Tensor, Tensor, int]:
@@ -43,25 +44,22 @@ def known_rows(network: nn.Module, x_train: Tensor, x_test: Tensor, *, B: int, n
 
 
 def computed_once(network: nn.Module, x: Tensor) -> Tensor:
-    """`x`, or what the layers of `network` that never move make of it, if they are all but its map `out`.
+    """The records `x`, or their features [n, k, 1] if nothing but the map `out` of `network` moves.
 
-    Such a network has a method `features`, and takes what that gives in place of records.
+    `x` may be features already, which come back as they are.
     """
-    features: Callable[[Tensor], Tensor] | None = getattr(network, "features", None)
-    moving = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
-    if features is None or not len(x) or not all(name.startswith("out.") for name in moving):
+    layers_move = any(w.requires_grad and not name.startswith("out.") for name, w in network.named_parameters())
+    if not isinstance(network, MappedFeatures) or layers_move or x.ndim == 3 or not len(x):
         return x
-    if x.is_floating_point() and x.shape[1] == network.get_parameter("out.weight").shape[1]:
-        return x  # they are features already
     layers = _layers(network, x)
     known, keys = _known(layers), [_digest([row]) for row in x.numpy(force=True)]
     missing = list({key: row for row, key in enumerate(keys) if key not in known}.values())
     for first in range(0, len(missing), PART):
         rows = missing[first : first + PART]
-        new = dict(zip([keys[row] for row in rows], _made(features, x[rows]), strict=True))
+        new = dict(zip([keys[row] for row in rows], _made(network.features, x[rows]), strict=True))
         _keep(layers, new)
         known.update(new)
-    return torch.from_numpy(np.stack([known[key] for key in keys])).to(x.device)
+    return torch.from_numpy(np.stack([known[key] for key in keys])[:, :, None]).to(x.device)
 
 
 @torch.no_grad()
@@ -96,7 +94,8 @@ def _known(layers: str) -> Known:
         _memory[layers] = {}
         for file in sorted(Path(os.environ[FOLDER]).glob(f"{layers}-*.npz")) if FOLDER in os.environ else []:
             with np.load(file) as part:
-                _memory[layers].update(zip(map(bytes, part["keys"]), part["made"], strict=True))
+                made = part["made"].reshape(len(part["keys"]), -1)  # some files have a third dimension
+                _memory[layers].update(zip(map(bytes, part["keys"]), made, strict=True))
     return _memory[layers]
 
 
