@@ -146,8 +146,8 @@ def statement(*runs: RunSpent) -> wording.Statement:
 class LedgerView(Struct, frozen=True, kw_only=True):
     """One moment of a ledger. `turns` is how far each device came in its schedule, by its number.
 
-    `ended` is whether the run is ended for good, so that nothing can be added. `even` is whether all batches had the
-    planned size.
+    `ended` is whether the run was ended for good, so that nothing more can happen in it. `even` is whether all batches
+    had the planned size.
     """
 
     run_id: str
@@ -217,7 +217,7 @@ def spent(paths: Sequence[Path]) -> wording.Statement:
 
 
 def _run(view: LedgerView) -> RunSpent:
-    """What happened so far; each device's schedule is taken to go through all records in turn."""
+    """What a run has spent so far, if each device's schedule went through all records in turn."""
     plan = view.plan
     square = min(plan.cap, largest_sum(view)) if math.isfinite(plan.cap) else 0.0
     return RunSpent(
@@ -269,7 +269,7 @@ def _epsilons(plans: Sequence[PrivacyPlan], cost: Composition) -> dict[Neighbour
 
 
 def _spent(runs: Sequence[RunSpent], epsilon: float) -> float:
-    """An estimate of what was used, never above the claim: each run as if it were Gaussian."""
+    """An estimate of what was spent, never above the claim; each run counts as if it were Gaussian."""
     if len(runs) == 1:
         return runs[0].epsilon_spent
     delta_dp = runs[0].plan.delta_dp
@@ -278,7 +278,7 @@ def _spent(runs: Sequence[RunSpent], epsilon: float) -> float:
 
 
 def _counted(plans: Sequence[PrivacyPlan]) -> float:
-    """The least epsilon of the published noise against devices, which know the batches, with all other runs."""
+    """The least epsilon of the published noise against devices, which know the batches, and of all other runs."""
     costs = []
     for plan in plans:
         claim = plan.claim
