@@ -23,8 +23,8 @@ _SLACK = 1e-12  # for the rounding of a division and a root
 class LabelCounts(Event, Struct, frozen=True, kw_only=True, tag=True):
     """The numbers of records in all classes, each plus Gaussian noise of `sigma` records, rounded to a fine grid.
 
-    `counts` are the noisy numbers; in a plan they are empty. The ledger keeps them in the row that charges them. So they
-    are drawn again only if nothing was charged, and whoever opens the ledger later finds those that were charged.
+    `counts` are the noisy numbers; in a plan they are empty. The ledger keeps them in the row that charges them. So
+    they are drawn again only if nothing was charged, and whoever opens the ledger later finds those that were charged.
     """
 
     sigma: float

@@ -3,8 +3,8 @@
 It lies in the user's state directory, one small file for every run with secret noise. Every opening of a ledger begins
 a session with a random number. The ledger keeps all its sessions, and the note keeps the newest that this machine has
 seen. A ledger that goes on where this machine left off has the note's session among its own. A copy that was left
-behind lacks it, since the other copy went on in a session of its own, and so does an older backup. To tell a backup that
-was made within the newest session, the note also keeps how much the ledger held when it was last saved.
+behind lacks it, since the other copy went on in a session of its own, and so does an older backup. To recognise a
+backup that was made within the newest session, the note also keeps how much the ledger held when it was last saved.
 
 A new session is written to the ledger first, and to the note before anything is released. If the process dies in
 between, the note still has the session before, which the ledger has, too.

@@ -37,7 +37,7 @@ Arrays = tuple[NDArray[np.float32], ...]
 class _Wire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """A frame: a MessagePack array of the tag and the fields.
 
-    The order of the fields, here and below, is the wire format: moving a field changes the format.
+    The order of the fields of all subclasses is the wire format: moving a field changes the format.
     """
 
 
@@ -98,7 +98,7 @@ class Codec:
         self._answer = np.dtype("<f4") if per_record else np.dtype("<f8")
         self._type = np.dtype("<f4") if name == "float32" else np.dtype("<f2")
         self._bytes = name == "int8" and slopes
-        # bytes of a number in the first array and in the others, and of what a record needs beside the others
+        # bytes of a number in the first array, of one in the other arrays, and of a record's scale beside these others
         self._first, self._other = self._type.itemsize, 1 if self._bytes else self._type.itemsize
         self._beside = SCALE.itemsize if self._bytes else 0
         self._lam = np.float32(lam)
@@ -161,7 +161,7 @@ class Codec:
         return Release(wire.t, wire.m, wire.position, numbers.astype(np.float64))
 
     def _pack(self, arrays: Arrays, batch: Embeddings | None = None) -> list[list[memoryview]]:
-        """The bytes of an array alone, or the parts of `_Embeddings.h` of a batch, each in one or more pieces."""
+        """The bytes of a single array, or the parts of `_Embeddings.h` for a batch; each part is one or more pieces."""
         first, *others = arrays
         # a value beyond half precision's range becomes inf, and the server stores that row as zeros
         with np.errstate(over="ignore", invalid="ignore"):
@@ -203,7 +203,7 @@ class Codec:
         return self._from_halves(first.astype(np.float32), rest.astype(np.float32))
 
     def _from_halves(self, first: NDArray[np.float32], others: NDArray[np.float32]) -> Arrays:
-        """The arrays of which `_pack` made an embedding and (where there are) slopes."""
+        """The arrays that `_pack` turned into an embedding and (where there are any) slopes."""
         if not (self._slopes and len(others)):
             return first, *others
         with np.errstate(over="ignore", invalid="ignore"):  # the server looks for bad values row by row

@@ -1,4 +1,4 @@
-"""Slopes in 8 bits: stochastic rounding between 127 steps either way of the largest slope of the same record.
+"""Slopes in 8 bits: numbers of steps from -127 to 127, rounded up or down at random, with a scale for each record.
 
 The scale of a record is the largest size among all its slopes, in half precision and rounded up. It is never taken over
 a batch, so a record's bytes follow from that record, its place in the message and public coins alone. The coins come
@@ -25,8 +25,8 @@ SCALE = np.dtype("<f2")
 def to_bytes(slopes: NDArray[np.float32], seed: int, m: int, position: int) -> tuple[memoryview, memoryview]:
     """The bytes of `slopes` [K, B, k] of device m's batch at `position`, and those of the B scales.
 
-    A record with a slope that is not finite, or is beyond half precision, gets a scale that is not finite, and then all
-    its numbers at the server are not: it stores that row as zeros.
+    A record with a slope that is not finite, or is beyond half precision, gets a scale that is not finite. Then none of
+    its numbers is finite at the server, which stores that row as zeros.
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         largest = np.abs(slopes).max(axis=(0, 2))
