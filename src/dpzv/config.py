@@ -151,7 +151,7 @@ class NoiseSection(Section, frozen=True):
 class CodecSection(Section, frozen=True):
     """How embeddings become bytes."""
 
-    name: Literal["float32", "float16", "int8"] = "float32"  # int8: halves, and slopes of 8 bits
+    name: Literal["float32", "float16", "int8"] = "float32"  # int8: half precision, and slopes of 8 bits
 
 
 class TableSection(Section, frozen=True):
@@ -209,7 +209,7 @@ WHOLE = {
     1: "train.B train.directions train.q train.eval_every head.hidden head.batch head.refit_steps privacy.min_batch "
     "data.devices data.tokens",
 }
-"""Whole numbers, by the least that each may be."""
+"""Keys of whole numbers, by the least value that each may have."""
 
 MAY_BE_INFINITE = ("privacy.epsilon", "privacy.C", "privacy.C_h", "devices.bandwidth")
 POSITIVE = (
@@ -217,7 +217,7 @@ POSITIVE = (
     *"train.passes train.lam head.eta_0 head.C_0 devices.embedding devices.hidden devices.R".split(),
     *("network.patience", "runtime.checkpoint_seconds"),
 )
-"""Numbers above 0."""
+"""Keys of numbers above 0."""
 
 SHARES = ("privacy.start_share", "privacy.base_share", "privacy.head_share")
 
@@ -302,7 +302,7 @@ def check(config: Config) -> None:
     refuse_directions(train.method, train.directions)
     if config.codec.name == "int8" and not method_facts(train.method).slopes:
         raise ConfigError(
-            f"codec.name=int8 sends the slopes of embeddings, which method {train.method} has not; choose float16."
+            f"codec.name=int8 needs a method that sends slopes of embeddings, got {train.method}; choose float16."
         )
     for key in POSITIVE:
         for number in _numbers(config, key):

@@ -156,9 +156,9 @@ def open_log(path: Path) -> int:
 
 
 def make_folder(path: Path, mode: int = OWNER) -> None:
-    """Make a folder and those above it that are missing, for whoever may read a file of `mode` in it.
+    """Make a folder and those above it that are missing; whoever may read a file of `mode` may enter it.
 
-    Each new folder is synced into the one above it: a file in a folder that a power cut took away is gone, too.
+    Each new folder is synced into the one above it: if a power cut took the folder, it would take its files, too.
     """
     if path.is_dir():
         return
@@ -175,9 +175,9 @@ def make_folder(path: Path, mode: int = OWNER) -> None:
 
 
 class Lock:
-    """The one way in which something has one owner: an advisory lock on the file `place`; the second gets `refusal`.
+    """An advisory lock on the file `place`, which has one owner; whoever else asks for it gets the error `refusal`.
 
-    The operating system lets the lock go when the process ends, however it ends; the next owner takes the file over.
+    The operating system releases the lock when the process ends, however it ends; the next owner takes the file over.
     """
 
     def __init__(self, place: Path, refusal: DpzvError) -> None:
@@ -197,7 +197,7 @@ class Lock:
             os.close(self._descriptor)
 
     def close(self) -> None:
-        """Let it go; the file is removed while it is still held, so that nobody locks one that is about to vanish."""
+        """Release the lock; the file is removed before, so that nobody locks a file that is about to vanish."""
         with suppress(OSError):  # a file that stays guards nothing once this process has let go of it
             self._place.unlink()
         os.close(self._descriptor)
@@ -205,9 +205,9 @@ class Lock:
 
 @contextmanager
 def holding(folder: Path, whose: str) -> Iterator[None]:
-    """Own a folder while the block runs; another process that asks for it is refused, and told `whose` folder it is.
+    """Own a folder while the block runs; another process that asks for it is refused.
 
-    What killed processes left half-written is removed first.
+    `whose` says in the refusal which folder it is. What killed processes left half-written is removed first.
     """
     in_use = f"{folder}, {whose}, is in use by another process; wait for that process to end, or stop it."
     with disk_errors(folder):

@@ -21,8 +21,8 @@ from dpzv.attacks.target import Machine, Target
 from dpzv.methods import dpzv as method
 from dpzv.privacy.noise import ExactNoise, SeededNoise, Totals
 from dpzv.protocol import codec
+from dpzv.protocol.codec import SCALE, STEPS
 from dpzv.protocol.messages import Embeddings
-from dpzv.protocol.slopes import SCALE, STEPS
 from dpzv.rng import numpy_generator, seed_of
 from dpzv.sensitivity import GRID_BITS
 
@@ -136,7 +136,7 @@ def test_noise_that_directions_share_is_found_in_the_last_direction() -> None:
 @pytest.mark.parametrize("largest", [np.inf, 65504.0], ids=["overflows", "largest half"])
 def test_slopes_scaled_by_a_batch_are_found_by_an_outlier(largest: float, monkeypatch: pytest.MonkeyPatch) -> None:
     def by_the_batch(slopes: NDArray[np.float32], seed: int, m: int, position: int) -> tuple[memoryview, memoryview]:
-        """The rounding of `slopes.py` with one scale for all records."""
+        """The rounding of `slopes_to_bytes` with one scale for all records."""
         with np.errstate(over="ignore", invalid="ignore"):
             scale = np.minimum(np.abs(slopes).max(), np.float32(largest)).astype(SCALE)
             factor = STEPS / scale.astype(np.float32)
@@ -145,7 +145,7 @@ def test_slopes_scaled_by_a_batch_are_found_by_an_outlier(largest: float, monkey
 
     attacked = target(epsilon=5.0, K=K, codec="int8")
     assert not run("shared-scale", attacked).above
-    monkeypatch.setattr(codec, "to_bytes", by_the_batch)
+    monkeypatch.setattr(codec, "slopes_to_bytes", by_the_batch)
     assert run("shared-scale", attacked).above
 
 

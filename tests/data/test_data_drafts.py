@@ -173,4 +173,4 @@ def test_a_draft_fits_the_file_it_was_made_from(
     for tally in read_features(filled(text, path).features).tallies:
         assert (tally.clipped.count, tally.unlisted.count, tally.unreadable.count) == (0, 0, 0)
         assert tally.column.missing == (tally.missing.count > 0)
-    assert ("is read as values between" in text) == (separator != ",")
+    assert ("is read as values separated by" in text) == (separator != ",")

@@ -92,7 +92,7 @@ def test_objects_that_lack_a_view_are_refused_with_counts(tmp_path: Path) -> Non
     write_folder(folder, made(), "{}_{:03}.png")
     (folder / "chair" / "train" / "chair_0001_007.png").unlink()
     (folder / "lamp" / "test" / "lamp_0000_012.png").rename(folder / "lamp" / "test" / "lamp_0000_013.png")
-    words = r"2 of 10 objects have not \(chair_0001_001.png has 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12\)"
+    words = r"2 of 10 objects do not \(chair_0001_001.png has 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12\)"
     with pytest.raises(DataError, match=words):
         catalogue.load("modelnet40", folder)
 

@@ -102,7 +102,9 @@ def test_counts_are_those_of_the_rows_one_by_one(
         assert tally.constant == (len(np.unique(x, axis=0)) == 1)
 
 
-@pytest.mark.parametrize(("separator", "words"), [(";", "between ';'"), ("\t", "between tabs"), ("|", "between '|'")])
+@pytest.mark.parametrize(
+    ("separator", "words"), [(";", "separated by ';'"), ("\t", "separated by tabs"), ("|", "separated by '|'")]
+)
 @pytest.mark.parametrize("quote", ["", '"'])
 @pytest.mark.parametrize("pack", [lambda content: content, gzip.compress])
 def test_another_separator_is_read_and_said(
@@ -132,7 +134,7 @@ def test_labels_say_separator_clips_and_lines(tmp_path: Path) -> None:
         return read_labels(LabelSettings(file=str(tmp_path / "labels.csv"), id="id", label="y", **given_settings))
 
     table = labels("id;y\n1;5\n2;11\n", task="regression", low=0, high=10)
-    assert "between ';'" in table.separated
+    assert "separated by ';'" in table.separated
     assert table.warning() == "1 of 2 labels lie outside data.labels.low to high and are clipped to it."
     with pytest.raises(DataError, match=r"1 of 2 are .*the first in line 3\); .*, and write decimals with a point"):
         labels("id;y\n1;5\n2;1,1\n", task="regression", low=0, high=10)

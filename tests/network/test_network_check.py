@@ -328,7 +328,7 @@ def test_odd_values_are_shown_to_the_party_alone(town: Path) -> None:
     (town / "north" / "own.csv").write_text("\n".join(lines))
     code, out, _ = dpzv("check", path)
     assert code == 0
-    assert "own.csv is read as values between ';'" in out
+    assert "own.csv is read as values separated by ';'" in out
     assert "do not pass it on" in out
     assert "column 'v': 100 of 300 values, the first in lines 2, 5 and 8, are not listed and become zeros: " in out
     assert "'male' (100, perhaps 'Male')" in out
@@ -336,7 +336,7 @@ def test_odd_values_are_shown_to_the_party_alone(town: Path) -> None:
     with logged("dpzv.device") as told:
         load_party(path).features()
     assert len(told) == 2
-    assert "read as values between ';'" in told[0]
+    assert "read as values separated by ';'" in told[0]
     assert "100 of 300 values" in told[1]
     assert "male" not in told[1].lower()
 

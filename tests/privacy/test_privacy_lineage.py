@@ -16,6 +16,7 @@ from tests.privacy.small_runs import ASKED, D, ids_of, plan_of, release
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.accountant import Composition, epsilon_of_parts, fold, gaussian_mu
 from dpzv.privacy.events import Releases
+from dpzv.privacy.gdp import mu_of
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.lineage import end, parents_of
 from dpzv.privacy.plan import ParentRun, PrivacyPlan
@@ -229,6 +230,20 @@ def test_two_runs_that_both_got_the_rest_count_it_twice(tmp_path: Path) -> None:
     assert both == pytest.approx(2 * gaussian_mu(cost, "replace-one") ** 2, rel=1e-9)
     doubled = Releases(cap=both / 4, distance=0.0)
     assert told.epsilon == pytest.approx(epsilon_of_parts(fold((doubled,)), 1e-5, "replace-one"), rel=1e-6)
+
+
+def test_a_run_that_leaves_out_a_grandparent_does_not_hide_what_its_parent_paid(tmp_path: Path) -> None:
+    """The third run shares no record with the first, but the second shares records with both."""
+    first = run(tmp_path / "a", plan_of(epsilon=0.9), names_of(0))
+    second = run(tmp_path / "b", plan_of(parents=parents_of([first], names_of(12))), names_of(12))
+    plan = plan_of(epsilon=0.8, parents=parents_of([first, second], names_of(D)))
+    assert sorted(parent.shared or 0 for parent in plan.parents) == [0, 12]
+    third = run(tmp_path / "c", plan, names_of(D))
+    assert (spent([second]).epsilon, spent([third]).epsilon) == (1.0, 0.8)
+    for named in ([second, third], [first, second, third]):
+        assert mu_of(spent(named).epsilon, 1e-5) ** 2 == pytest.approx(
+            mu_squared(plan_of(epsilon=0.9)) + mu_squared(plan), rel=1e-6
+        )
 
 
 def test_a_run_keeps_its_parents_as_they_were_when_it_began(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def aligned(server: NDArray[np.uint8], devices: Sequence[NDArray[np.uint8]], lea
     """The ids that all parties share, sorted by hash; `server` and each of `devices` is uint8 [rows, 16].
 
     Raises `DataError` if a party repeats a hash, or if fewer ids than `least` are shared; the message gives the counts
-    of every party. It blames the setting that needs more records if parties share half of what the smallest has.
+    of every party. If at least half of the smallest party's ids are shared, it blames the setting that needs more.
     """
     parties = [_as_words(where, array) for where, array in zip(_names(len(devices)), [server, *devices], strict=True)]
     # the first halves of different ids differ but for a chance of 2^-64 a pair, and numbers are sorted several times as
@@ -142,7 +142,7 @@ def _joined(parties: Sequence[NDArray[np.bytes_]], key: Callable[[NDArray[Any]],
     whole = []
     for places in found:
         whole.append(np.concatenate(places))
-        places.clear()  # while the next are put together, these need not be there twice
+        places.clear()  # so that no rows are in memory twice while the next party's are joined
     return Alignment(rows=tuple(whole), sizes=tuple(map(len, parties)), with_server=tuple(with_server))
 
 

@@ -73,6 +73,12 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                     f"got {list(self.values)}; list them once each."
                 )
 
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Where the values of a range, or of knots, are clipped."""
+        low, *_, high = self.knots or (self.low or 0.0, self.high or 0.0)
+        return float(low), float(high)
+
 
 def _increasing(values: Sequence[float | None]) -> bool:
     numbers = [value for value in values if value is not None and math.isfinite(value)]
@@ -91,9 +97,9 @@ def width(columns: Sequence[Column]) -> int:
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What one encoded column stands for: `slope * value + shift` of the raw value, or (slope 1) that something holds.
+    """What one encoded column is: `slope * value + shift` of the raw value, or 1 if what `what` says holds and else 0.
 
-    name: the raw column. what: which part of it, in words. span: how far the encoded column can move.
+    name: the raw column. what: which part of it, in words. span: the largest minus the least value it can have.
     """
 
     name: str
@@ -108,7 +114,7 @@ def parts(columns: Sequence[Column]) -> list[Part]:
     found = []
     for column in columns:
         if column.kind == "range":
-            low, high = float(column.low or 0.0), float(column.high or 0.0)
+            low, high = column.limits
             slope = 2 / (high - low)
             found.append(Part(column.name, f"a unit, {low:g} to {high:g}", slope, -slope * low - 1, 2.0))
         elif column.kind == "flag":
@@ -157,12 +163,12 @@ def _number(block: NDArray[np.float32], series: pd.Series, column: Column, absen
     if column.kind == "flag":
         block[:, 0] = (value != 0) & ~absent
     elif column.kind == "range":
-        low, high = float(column.low or 0.0), float(column.high or 0.0)
+        low, high = column.limits
         block[:, 0] = np.where(absent, 0.0, 2 * (np.clip(value, low, high) - low) / (high - low) - 1)
     else:
         knots = np.asarray(column.knots, dtype=np.float64)
         rows = np.flatnonzero(~absent)
-        inside = np.clip(value[rows], knots[0], knots[-1])
+        inside = np.clip(value[rows], *column.limits)
         left = np.clip(np.searchsorted(knots, inside, side="right") - 1, 0, len(knots) - 2)
         share = (inside - knots[left]) / (knots[left + 1] - knots[left])
         block[rows, left] = 1 - share

@@ -72,7 +72,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Ids:
-    """The ids of a file, as far as a run would refuse them: lines of those that are missing, and of repeated ones."""
+    """The ids of a file that a run would refuse: the lines in which one is missing, or repeats an earlier one."""
 
     column: str
     known: set[str] = field(default_factory=set)
@@ -90,7 +90,7 @@ class _Ids:
             self.known.add(word)
 
     def told(self) -> str:
-        """A sentence if a run would refuse the ids; else empty."""
+        """A sentence if a run would refuse some of the ids; else empty."""
         found = []
         if self.repeated:
             found.append(f"{len(self.repeated)} rows repeat an id of an earlier row ({in_lines(self.repeated)})")
@@ -165,7 +165,7 @@ def _kind(seen: _Seen) -> tuple[list[str], dict[str, Any]] | str:
         return [], {"kind": "flag"}
     whole, notes = bool((numbers == np.round(numbers)).all()), list[str]()
     if whole and len(set(seen.numbers)) == seen.rows > FEW_NUMBERS:
-        notes.append("Every row has another whole number here; if these are ids, remove this column.")
+        notes.append("Every row has a different whole number here; if these are ids, remove this column.")
     elif whole and len(seen.words) <= FEW_NUMBERS:
         codes = [int(number) for number in sorted(set(seen.numbers))]
         notes.append(
@@ -181,7 +181,7 @@ def _kind(seen: _Seen) -> tuple[list[str], dict[str, Any]] | str:
 
 
 def _are(pattern: re.Pattern[str], seen: _Seen) -> bool:
-    """Whether the values that are no numbers look like this, as far as they were kept."""
+    """Whether all kept values that are no numbers match the `pattern`."""
     texts = [word for word in seen.words if number_of(word) is None]
     return bool(texts) and all(pattern.fullmatch(word) for word in texts)
 

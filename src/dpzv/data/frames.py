@@ -23,7 +23,7 @@ __all__ = ["RawFrames", "encoded", "train_and_test"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RawFrames:
-    """The same records at every device of `card`: one raw frame each, and the labels `y`, int64 [records].
+    """The same records at every device of `card`: one raw frame for each device, and the labels `y`, int64 [records].
 
     digest: bytes that stand for the raw values. They enter the fingerprint in place of the encoded features,
     so that two runs over the same records are recognised even if their encodings differ.

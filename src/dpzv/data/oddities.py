@@ -1,6 +1,6 @@
-"""What is odd about the values of a party's columns, with the first lines where it is so.
+"""What is odd about the values of a party's columns, with the first lines that hold odd values.
 
-All of it is about records. It is for the party that has them, and for nobody else.
+All of it tells something about records. It is for the party that has them, and for nobody else.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ColumnTally:
     clipped: Found = field(default_factory=Found)
     unlisted: Found = field(default_factory=Found)
     words: Counter[str] = field(default_factory=Counter)
-    """The values that are not listed, as far as they are few."""
+    """How often each value that is not listed occurs, for the first thousand of them."""
     constant: bool = True
     _first: NDArray[np.float32] | None = None
 
@@ -75,7 +75,7 @@ class ColumnTally:
             self.unlisted.take(unlisted, lines)
             self._remember(series[unlisted])
         elif column.kind != "flag":
-            low, high = _limits(column)
+            low, high = column.limits
             value = series.to_numpy(dtype=np.float64)
             self.clipped.take(~absent & ((value < low) | (value > high)), lines)
         if self._first is None and len(block):
@@ -89,7 +89,7 @@ class ColumnTally:
             become = "go into the column for other values" if column.other else "become zeros"
             found.append(f"{name}: {self.unlisted.of(self.rows)} are not listed and {become}{self._examples()}.")
         if self.clipped.count:
-            low, high = _limits(column)
+            low, high = column.limits
             found.append(f"{name}: {self.clipped.of(self.rows)} lie outside {low:g} to {high:g} and are clipped to it.")
         if self.missing.count:
             told = "their own column says so" if column.missing else "no column says so (`missing = true` adds one)"
@@ -121,10 +121,3 @@ class ColumnTally:
             like = like or difflib.get_close_matches(word, listed, n=1, cutoff=0.7)
             shown.append(f"'{word}' ({count}{f', perhaps {like[0]!r}' if like else ''})")
         return f": {', '.join(shown)}{' and others' if len(self.words) > _WORDS else ''}"
-
-
-def _limits(column: Column) -> tuple[float, float]:
-    """Where values of a range or of knots are clipped."""
-    if column.kind == "knots":
-        return column.knots[0], column.knots[-1]
-    return float(column.low or 0.0), float(column.high or 0.0)

@@ -139,7 +139,7 @@ class PartyTable:
     """A device's records in the order of its file: ids, all different, and x, float32 [n, d].
 
     tallies: what is odd about each column; it is about records, so it stays with the party. separated: a sentence if
-    the file's values are not between commas.
+    the file's values are not separated by commas.
     """
 
     ids: Texts
@@ -154,7 +154,7 @@ class LabelTable:
 
     y: int64 place in the list of classes, or for a regression float32 in -1..1 (see `in_units`).
     clipped: how many labels lay outside the range of a regression; it depends on labels, so it stays at the server.
-    separated: a sentence if the file's values are not between commas.
+    separated: a sentence if the file's values are not separated by commas.
     """
 
     ids: Texts
@@ -194,7 +194,7 @@ def read_features(settings: FeatureSettings) -> PartyTable:
     Formal guarantee: row i of x is a function of row i of the file and of `settings` alone, and its squared norm is
     at most the number of columns.
     """
-    ids, lines, numbers = Texts(), array("q"), bytearray()  # a list of parts would have to be copied at the end
+    ids, lines, numbers = Texts(), array("q"), bytearray()  # a list of blocks would have to be joined by a copy
     tallies = tuple(map(ColumnTally, settings.columns))
     names = [settings.id, *(column.name for column in settings.columns)]
     for block in blocks(settings.file, names):
@@ -209,7 +209,7 @@ def read_features(settings: FeatureSettings) -> PartyTable:
             wanted = "text or whole numbers" if _is_text(column) else "numbers"
             raise DataError(
                 f"column '{column.name}' of {settings.file}, of kind '{column.kind}', must hold {wanted}, but "
-                f"{bad.count} of {len(ids)} values are neither that nor missing ({in_lines(bad.lines)}); correct the "
+                f"{bad.count} of {len(ids)} values are something else ({in_lines(bad.lines)}); correct the "
                 f"values or the column's kind{', and write decimals with a point' if between else ''}."
             )
     x = np.frombuffer(numbers, np.float32).reshape(-1, width(settings.columns))
@@ -285,12 +285,12 @@ def _check_file(section: str, file: str, name: str) -> None:
 
 
 def separated(file: str, names: Sequence[str] = ()) -> str:
-    """A sentence that says what separates the values of a CSV file if it is no comma; else empty."""
+    """A sentence that says what separates the values of a CSV file, if it is not a comma; else empty."""
     separator = "," if file.lower().endswith(".parquet") else separator_of(file, names)
     if separator == ",":
         return ""
     shown = "tabs" if separator == "\t" else f"'{separator}'"
-    return f"{file} is read as values between {shown}, since its first line names the columns so."
+    return f"{file} is read as values separated by {shown}, since they separate the names in its first line."
 
 
 def _ids(file: str, name: str, block: RowBlock) -> list[str]:

@@ -33,7 +33,7 @@ P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 EVEN = b"\x02"
 """The byte before the first coordinate of a point whose second coordinate is even."""
 FEWEST = 256
-"""Fewer points than this are not worth a thread of their own: they take some 30 ms."""
+"""The fewest points that are worth a thread of their own; they take some 30 ms."""
 
 
 class SecretNumber:

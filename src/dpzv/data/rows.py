@@ -45,16 +45,16 @@ def blocks(file: str, names: Sequence[str] = ()) -> Iterator[RowBlock]:
 
 
 def separator_of(file: str, names: Sequence[str] = ()) -> str:
-    """What separates the values of a CSV file: what makes most of the `names` (or most columns) of its first line.
+    """The separator of a CSV file: the one with which its first line has most of the `names`, or most columns.
 
-    It is a comma if nothing is better. No row below the first line counts.
+    It is a comma if no other is better. No row below the first line counts.
     """
     path, found = _existing(file), dict[str, int]()
     with _opened(path) as stream:
         for separator in SEPARATORS:
             stream.seek(0)
             found[separator] = 0
-            with suppress(csv.Error):  # quotes end where another separator follows
+            with suppress(csv.Error):  # with a wrong separator the quotes of the line may be wrong, too
                 header = _header(csv.reader(stream, delimiter=separator, strict=True))
                 found[separator] = len(set(names) & set(header)) if names else len(header)
     return max(found, key=lambda separator: found[separator])
@@ -83,7 +83,7 @@ def number_of(value: object) -> float | None:
 
 
 def present(word: str, listed: Collection[object]) -> str | None:
-    """None for a word that means missing, unless it is listed as a value; else the word."""
+    """`None` for a word that means missing, unless it is `listed` as a value; else the word itself."""
     return None if word.lower() in _MISSING and word not in listed else word
 
 
@@ -171,7 +171,7 @@ def _parquet(path: Path, names: Sequence[str]) -> Iterator[RowBlock]:
 
 
 def _places(path: Path, header: Sequence[str], names: Sequence[str]) -> dict[str, int]:
-    """The places of the named columns. If none is there, the first line may be a record, so no error shows it."""
+    """The places of the named columns. If none is there, the first line may be a record, and no error repeats it."""
     if not header:
         raise DataError(f"the first line of {path} must name its columns, but the file is empty; check the file.")
     if not set(names) & set(header):

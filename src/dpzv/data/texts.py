@@ -30,7 +30,7 @@ class Texts(Sequence[str]):
             self._ends.append(len(self._bytes))
 
     def may_repeat(self) -> bool:
-        """Whether two texts may be the same: their hashes are, by chance in one of 2^64 pairs of others."""
+        """Whether two texts have the same hash; different texts do by chance in one of 2^64 pairs."""
         with memoryview(self._bytes) as whole:
             hashes = (xxh3_64_intdigest(whole[start:end]) for start, end in pairwise(self._ends))
             ordered = np.sort(np.fromiter(hashes, np.uint64, len(self)))
@@ -48,10 +48,10 @@ class Texts(Sequence[str]):
     def __getitem__(self, place: int | slice) -> str | list[str]:
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(len(self)))]
-        i = range(len(self))[place]  # raises for a place that is not there, and counts from the end below 0
+        i = range(len(self))[place]  # as in a list: negative places count from the end, a missing one raises
         return self._bytes[self._ends[i] : self._ends[i + 1]].decode()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
-    __hash__ = None  # type: ignore[assignment]  # it can grow
+    __hash__ = None  # type: ignore[assignment]  # what can grow must not be a key

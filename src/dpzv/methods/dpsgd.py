@@ -7,7 +7,7 @@ appears nowhere outside this file: not in a log, a metric or a status.
 Per-record gradients are clipped without ever making one gradient per record: the gradient of a linear layer for one
 record is an outer product, so its norm is a product of two norms and the clipped sum is one matrix product. All of it
 is in float64, so that the clip holds to a relative 1e-13. With secret noise the sums are rounded to a grid, and the
-noise is drawn on it, so that what w_0 is made of can be told to anybody.
+noise is drawn on the same grid, so that the noisy sums, of which w_0 is made, may be published.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class DPSGD(HeadRule):
         self._table, self._y, self._noise = parts.table, parts.y, parts.noise
         numbers = sum(w.numel() for w in self.head.parameters())
         if self._noise.grid and numbers > MOST_NUMBERS:
-            raise ConfigError(f"a private head has at most {MOST_NUMBERS:,} numbers, got {numbers:,}; narrow it.")
+            raise ConfigError(
+                f"a private head has at most {MOST_NUMBERS:,} numbers, got {numbers:,}; lower head.hidden."
+            )
 
     def move(self, t: int, Delta: NDArray[np.float64], rows: Tensor, y: Tensor, steps: int) -> None:
         """Take the steps that the gate admitted after round t; the round's own batch is not used."""
@@ -71,7 +73,7 @@ class DPSGD(HeadRule):
                     w.sub_((eta * v).to(w.dtype))
 
     def draw(self, t: int, j: int) -> tuple[NDArray[np.int64], list[Noise]]:
-        """The secret sample of the j-th step after round t, and what is added to its sums; steps are drawn in order."""
+        """The secret sample of the j-th step after round t, and the noise for its sums; to be called in order."""
         drawn, stream = self._noise.sample(t, j)
         added, self.noise_state = self._noise.update(self.noise_state, stream, self._shapes)
         return drawn, added

@@ -22,15 +22,15 @@ __all__ = ["Sample", "linear_heads", "standardisation"]
 Flat = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 CHUNK = 65_536
-"""Rows that are looked at together where all are needed: a large table may lie on a disk."""
+"""How many rows are read at a time where all are needed: a large table may lie on a disk."""
 CELLS = 100_000_000
-"""At most so many numbers of the table are held in memory for a linear fit; further records would change little."""
+"""The most numbers of the table that a linear fit holds in memory; further records would change little."""
 EXACT_CELLS = 10_000_000
-"""Up to so many numbers, a linear fit takes double precision."""
+"""The most numbers for which a linear fit computes in double precision."""
 ITERATIONS = 200
-"""Of a logistic regression at most; 20 to 60 are the rule, since columns are standardised."""
+"""The most iterations of a logistic regression; mostly it takes 20 to 60, since columns are standardised."""
 LIKE_CONSTANT = 1e-6
-"""A column whose deviation is below this share of its largest value does not vary beyond rounding."""
+"""A column whose deviation is below this share of its largest value counts as constant: it varies by rounding only."""
 
 
 class Sample(Struct, frozen=True):
@@ -100,7 +100,7 @@ def linear_heads(part: Sample, penalties: Sequence[float], steps: int = ITERATIO
 
 @functools.cache
 def _pools() -> Any:
-    """The threads of the libraries that scipy computes with; to look for them takes longer than a small fit."""
+    """What limits the threads of scipy's libraries; it is kept, since finding them takes longer than a small fit."""
     import scipy.linalg  # noqa: F401  # its library is found once it is loaded
     from threadpoolctl import ThreadpoolController
 

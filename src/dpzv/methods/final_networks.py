@@ -1,7 +1,7 @@
 """How the final head is fitted as a network: by Adam, on standardised columns, without noise.
 
-Gradients are written out here: for layers of some hundred units and batches of some hundred records torch's autograd
-takes several times as long for its own records as for the arithmetic.
+Gradients are written out here: for layers of some hundred units and batches of some hundred records, torch's autograd
+spends several times as long on its bookkeeping as on the arithmetic.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def network_head(one: Network, part: Sample, seed: int, steps: int) -> FinalHead
 
 
 def _batches(ids: Tensor, seed: int, steps: int) -> Iterator[Tensor]:
-    """`steps` batches of 2*sqrt(n) of the n `ids`, in passes of an order of their own."""
+    """`steps` batches of 2*sqrt(n) of the n `ids`; every pass has an order of its own."""
     n, order = len(ids), ids
     batch = min(n, math.ceil(2 * math.sqrt(n)))
     for t in range(steps):
@@ -58,7 +58,7 @@ def _batches(ids: Tensor, seed: int, steps: int) -> Iterator[Tensor]:
 
 
 class _Fit:
-    """A network while it is fitted: all weights are one vector, and so are the gradients and Adam's averages."""
+    """A network while it is fitted. All weights are in one vector, and so are gradients and each of Adam's averages."""
 
     def __init__(self, head: FinalHead, decay: float) -> None:
         self._head, self._decay, self._t = head, decay, 0

@@ -15,7 +15,8 @@ from dpzv.models.final_head import TreeHead
 __all__ = ["boosted", "tree_head", "trees_fit"]
 
 CELLS = 10_000_000
-"""Trees are fitted to at most so many numbers, times outputs: 100 trees then take ten seconds on one core."""
+"""The most numbers, counted once for each output, that trees are fitted to: 100 trees then take ten seconds on a core.
+"""
 SMALL = 5000
 """With fewer records than this trees are smaller."""
 FEWEST_OF_A_CLASS = 10
@@ -47,7 +48,8 @@ def boosted(part: Sample, trees: int, seed: int) -> Any:
         early_stopping=False,
         random_state=seed % 2**32,
     )
-    weight = None if part.weight is None else part.weight[ids].cpu().numpy()  # with weights it takes far longer
+    # no weights rather than equal ones, with which a fit takes far longer
+    weight = None if part.weight is None else part.weight[ids].cpu().numpy()
     with threadpool_limits(torch.get_num_threads()):
         return model.fit(part.rows[ids].cpu().numpy(), part.y[ids].cpu().numpy(), sample_weight=weight)
 
@@ -71,7 +73,7 @@ def tree_head(model: Any, part: Sample) -> TreeHead:
     state["column"], state["threshold"] = table("feature_idx", whole), table("num_threshold", real)
     state["left"], state["right"], state["value"] = table("left", whole), table("right", whole), table("value", real)
     each = len(rounds[0])
-    last = part.outputs - 1  # one tree a round with two outputs: it adds to the second
+    last = part.outputs - 1  # with two classes there is one tree a round, which adds to the second output
     outputs = [i if each > 1 else last for _ in rounds for i in range(each)]
     base = torch.zeros(part.outputs, dtype=real)
     base[-each:] = torch.from_numpy(np.asarray(model._baseline_prediction, np.float64).reshape(-1))

@@ -30,11 +30,11 @@ __all__ = ["Frozen", "HeadParts", "HeadRule", "JointZO", "OwnSGD", "OwnZO", "Row
 
 
 class RowsById(Protocol):
-    """Rows that are read by the numbers of their records: a tensor, or those of a file."""
+    """Rows that are read by the numbers of their records: a tensor, or the rows in a file."""
 
     @property
     def device(self) -> torch.device:
-        """Where `ids` must be, and where rows are."""
+        """The accelerator on which `ids` must be, and on which rows are."""
 
     def __getitem__(self, ids: torch.Tensor, /) -> torch.Tensor:
         """A copy of the rows `ids`."""
@@ -61,7 +61,7 @@ class HeadRule(ABC):
     """Where w_0 is evaluated in round t, and how it moves after that round's release.
 
     `velocity` has one tensor for each parameter if the rule keeps momentum, else none; `noise_state` is the state of
-    the private noise. Both are part of a checkpoint. `shifts` says whether w_0 is evaluated away from where it is.
+    the private noise. Both are part of a checkpoint. `shifts` says whether outputs may be those of a shifted w_0.
     """
 
     noise_state: NoiseState = ()
@@ -83,9 +83,9 @@ class HeadRule(ABC):
     def outputs(
         self, first: int, rows: torch.Tensor, columns: slice, h: Sequence[NDArray[np.float32]], lam: float
     ) -> Iterator[torch.Tensor]:
-        """The outputs for `rows`, whose `columns` are `h[0]`, then those where they are `h[1]`, `h[2]` and so on.
+        """The outputs for `rows`, whose `columns` hold `h[0]`, then those with `h[1]`, `h[2]` and so on in its place.
 
-        For the latter a rule may shift w_0 by `lam` along its directions, numbered from `first` on.
+        For all but the first, a rule may shift w_0 by `lam` along its directions, numbered from `first` on.
         """
         return self.head.along(rows, columns, (_step(h[0], h_j).to(rows.device) for h_j in h[1:]))
 
@@ -166,7 +166,7 @@ class OwnSGD(_Moving):
 
 
 def _step(h: NDArray[np.float32], h_j: NDArray[np.float32]) -> torch.Tensor:
-    """From one embedding to another; a row with a number that is not finite has a step that is not."""
+    """The steps from embeddings `h` to `h_j`; a row with a number that is not finite has a step that is not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         return torch.from_numpy(h_j - h)
 

@@ -1,8 +1,8 @@
-"""A linear device along K directions at once: its embeddings are linear in its weights, so its slopes are one product.
+"""A linear device along K directions at once: embeddings are linear in its weights, so one product gives all slopes.
 
-It is the same as evaluating the network at `w_m` and at `w_m + lam*u_j` one after the other, up to rounding, and many
-times as fast: the records are read once instead of K times. Networks with more than one layer are not linear in their
-weights, and K copies of them would take K times the memory, so they are evaluated one after the other.
+Up to rounding the result is that of evaluating the network at `w_m` and at `w_m + lam*u_j` one after the other. It
+takes a fraction of the time, since the records are read once instead of K times. Networks with more than one layer are
+not linear in their weights, and K copies of them would take K times the memory, so they are evaluated one by one.
 """
 
 from __future__ import annotations

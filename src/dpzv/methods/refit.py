@@ -27,26 +27,26 @@ __all__ = ["Chosen", "Refit", "refit"]
 STEPS = 1000
 """Adam's steps, at most; a batch has 2*sqrt(n) of n records, so that small data get many passes and big data few."""
 FOLDS, FOLDED = 5, 5000
-"""Up to so many records each is held out once, in so many folds; of more records one part is held out."""
+"""With at most `FOLDED` records, each is held out once, in one of `FOLDS` parts; with more, one part is held out."""
 HELD = 20_000
-"""At most so many records are held out at once, and at most a fifth of all."""
+"""The most records that are held out at once; it is at most a fifth of all."""
 MOST = 0.9
-"""A head that was fitted to so large a share of the records is taken as it is, and not fitted again to all of them."""
+"""A head that was fitted to at least this share of the records is not fitted again to all of them."""
 FEWEST = 30
 """With fewer records than this there is no choice, and the head is linear."""
 PENALTIES = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3)
-"""Tried for a linear model; the weaker ones for small data only, since with much data they make no difference."""
+"""The penalties that a linear model is tried with. With much data every third is tried: neighbours differ little."""
 WIDE = 1000
 """With fewer records than this the network of two hidden layers is not tried: it has more weights than it can use."""
 MANY = 16
 """With fewer columns than this the two hidden layers are narrow: wide ones are no better there, and take five times as
 long. Held-out losses on three columns of 261,877 flights were 0.4775 and 0.4772, on three random columns the same."""
 FEWEST_TREES, MOST_TREES = 20, 200
-"""Where fewer trees are allowed than the first, none are tried."""
+"""The limits of the number of trees; where fewer than the first are allowed, no trees are tried."""
 CLEARLY = 3.0
-"""Standard errors by which a candidate must be worse on some folds to be left out of the others."""
+"""A candidate that is worse than the best by this many standard errors on some folds is left out of the others."""
 UNTRIED = 3
-"""The place of the penalty that is taken where there is no choice."""
+"""The place in `PENALTIES` of the penalty that is taken where there is no choice."""
 
 Final = FinalHead | TreeHead
 
@@ -176,7 +176,7 @@ def _hopeless(name: str, losses: dict[str, Tensor]) -> bool:
 
 
 def _tried(part: Sample, how: Refit, *, choice: bool) -> list[_Candidate]:
-    """All candidates; where there is no choice the network that is asked for, or for a few records a linear model."""
+    """All candidates; where there is no choice, the network that was asked for, or with few records a linear model."""
     if choice:
         return list(_candidates(part, how))
     if not how.choose:
@@ -226,7 +226,7 @@ def _trees(seed: int, part: Sample, counts: Sequence[float]) -> list[Final]:
 
 
 def _weights(y: Tensor, how: Refit) -> Tensor | None:
-    """How much each record counts: the same, or so much that all classes count the same."""
+    """The weights [D] with which all classes count the same; `None` if all records count the same."""
     if not how.balanced or how.task == "regression":
         return None
     counts = torch.bincount(y.long()).clamp(min=1)

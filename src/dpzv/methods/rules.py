@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 PART = 512
-"""So many records go through a device's network at a time on a CPU: more of them do not fit in its caches."""
+"""How many records go through a device's network at a time on a CPU, whose caches hold no more of them."""
 
 
 class Answer(Struct, frozen=True):
@@ -127,7 +127,7 @@ class DeviceRule(ABC):
 
     @abstractmethod
     def embeddings(self, x: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
-        """What is sent for the batch `x` at `position` of the device's schedule: one or more embeddings [B, k]."""
+        """What the device sends for the batch `x` at `position` of its schedule: one or more embeddings [B, k]."""
 
     @abstractmethod
     def update(self, Delta: NDArray[np.float64], *, position: int, t: int) -> None:
@@ -148,7 +148,7 @@ class DeviceRule(ABC):
 
 
 class FirstOrder(DeviceRule):
-    """Sends h, keeps its graph until the answer comes, and backpropagates what the answer says about h."""
+    """Sends h, keeps its graph until the answer comes, and backpropagates the gradient that the answer gives for h."""
 
     _h: torch.Tensor | None = None
 

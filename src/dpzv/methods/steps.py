@@ -38,7 +38,7 @@ class Steps:
 
 
 def still(module: torch.nn.Module) -> list[torch.Tensor]:
-    """The velocity before the first step: zeros in the shapes of the parameters that move, in their order."""
+    """The velocity before the first step: zeros in the shapes of the trainable parameters, in their order."""
     return [torch.zeros_like(w) for w in layout(module).parameters]
 
 

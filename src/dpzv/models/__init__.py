@@ -39,10 +39,10 @@ class NetworkRequest:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A kind of device network: ``module:function`` below `dpzv.models` that makes it, and the starts it may have.
+    """A kind of device network: its `maker`, a ``module:function`` of `dpzv.models`, and the `starts` it may have.
 
-    The first of the starts is taken where none is named.
-    `small` says that its operations are so short that several threads take longer for them than one.
+    The first of the starts is taken where none is named. `small` says that its operations are so short that several
+    threads take longer for them than one.
     """
 
     maker: str

@@ -47,9 +47,9 @@ class WhitenedLinear(nn.Module):
 
 
 class PaddedLinear(nn.Linear):
-    """A linear map followed by zeros, up to a given width.
+    """A linear map whose outputs are followed by zeros, up to a given width.
 
-    Nothing is trained in the zeros: a column that only noise has filled would mislead a head that standardises columns.
+    The zeros stay zeros: trained columns would be filled by noise alone and mislead a head that standardises columns.
     """
 
     def __init__(self, weight: Tensor, width: int) -> None:

@@ -87,7 +87,7 @@ class Energies(nn.Module):
     """How strong each orientation is in each quarter of a plane: [B, 1, side, side] to [B, orientations, 2, 2].
 
     The modulus of Gabor pairs (lengths in pixels) is averaged, and its root standardised by `mean` and `deviation`,
-    which were measured once on CIFAR-10 (train and test) and rounded. Wide filters give smooth maps, so they may skip
+    which were measured once on CIFAR-10 (train and test) and rounded. Wide filters give smooth planes, so they may skip
     pixels (`stride`).
     """
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpzv.errors import ConfigError
-from dpzv.models.layers import conv, he, linear_layer, orthogonal
+from dpzv.models.layers import MappedFeatures, conv, he, linear_layer, orthogonal
 
 __all__ = ["GREY", "PatchCNN", "StripCNN", "geometry", "pixels"]
 
 GREY = 0.47  # about the mean of photographs' pixels, in [0, 1]
 
 
-class StripCNN(nn.Module):
+class StripCNN(MappedFeatures):
     """The two-layer CNN for a strip of an image: twice (3x3 convolution, 2x2 maximum, ReLU), then linear.
 
     Input: a strip of `rows` x `columns` pixels a record, [B, rows*columns] or [B, 1, rows, columns]; bytes are
@@ -36,19 +36,14 @@ class StripCNN(nn.Module):
         self.conv2 = conv(he((second, first, 3, 3), generator))
         self.out = linear_layer(self.GAIN * orthogonal(embedding, features, generator))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Embeddings [B, embedding] of strips, or of their `features`, which alone have three dimensions."""
-        embeddings: Tensor = self.out((x if x.ndim == 3 else self.features(x)).flatten(1))
-        return embeddings
-
     def features(self, x: Tensor) -> Tensor:
-        """What the map gets [B, n, 1] for strips."""
+        """The input [B, n] of the map, for strips."""
         h = pixels(x, 1, self.rows, self.columns)
         h = _halved(self.conv1(h)).relu_()
-        return _halved(self.conv2(h)).relu_().flatten(1).unsqueeze(2)
+        return _halved(self.conv2(h)).relu_().flatten(1)
 
 
-class PatchCNN(nn.Module):
+class PatchCNN(MappedFeatures):
     """The four-layer CNN for a square patch: four 3x3 convolutions with ReLU, then linear.
 
     A 2x2 maximum follows the first, second and fourth of them. Input: [B, channels*side*side] in channel-row-column
@@ -71,19 +66,14 @@ class PatchCNN(nn.Module):
         self.conv4 = conv(he((d, c, 3, 3), generator))
         self.out = linear_layer(self.GAIN * orthogonal(embedding, d * (side // 8) ** 2, generator))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Embeddings [B, embedding] of patches, or of their `features`, which alone have three dimensions."""
-        embeddings: Tensor = self.out((x if x.ndim == 3 else self.features(x)).flatten(1))
-        return embeddings
-
     def features(self, x: Tensor) -> Tensor:
-        """What the map gets [B, n, 1] for patches."""
+        """The input [B, n] of the map, for patches."""
         h = (pixels(x, self.channels, self.side, self.side) - GREY) * self.CONTRAST
         h = h.contiguous(memory_format=torch.channels_last)  # a CPU needs half as long for it
         h = _halved(self.conv1(h)).relu_()
         h = _halved(self.conv2(h)).relu_()
         h = self.conv3(h).relu_()
-        return _halved(self.conv4(h)).relu_().flatten(1).unsqueeze(2)
+        return _halved(self.conv4(h)).relu_().flatten(1)
 
 
 def geometry(inputs: int) -> tuple[int, int]:

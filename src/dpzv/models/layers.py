@@ -13,7 +13,26 @@ from torch import Tensor, nn
 
 from dpzv.errors import ConfigError
 
-__all__ = ["conv", "he", "linear_layer", "orthogonal", "projection", "train_last"]
+__all__ = ["MappedFeatures", "conv", "he", "linear_layer", "orthogonal", "projection", "train_last"]
+
+
+class MappedFeatures(nn.Module):
+    """Layers that turn records [B, d] into `features` [B, n], and a linear map `out` from these to embeddings.
+
+    Where the map alone is trained, the features of a record are computed once (`runtime/computed_once.py`) and take the
+    record's place. They are then [B, n, 1]: the third dimension tells them from records.
+    """
+
+    out: nn.Linear
+
+    def features(self, x: Tensor) -> Tensor:
+        """The input [B, n] of the map, for records [B, d]."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Embeddings [B, embedding] of records [B, d], or of their features [B, n, 1]."""
+        embeddings: Tensor = self.out(x.squeeze(2) if x.ndim == 3 else self.features(x))
+        return embeddings
 
 
 def linear_layer(weight: Tensor) -> nn.Linear:

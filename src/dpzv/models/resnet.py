@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dpzv.errors import ConfigError
 from dpzv.models import NetworkRequest
 from dpzv.models.images import geometry, pixels
-from dpzv.models.layers import conv, he, linear_layer, orthogonal
+from dpzv.models.layers import MappedFeatures, conv, he, linear_layer, orthogonal
 
 __all__ = ["BasicBlock", "ResNet18", "make_resnet", "shapes"]
 
@@ -41,7 +41,7 @@ class BasicBlock(nn.Module):
         return h.relu_()
 
 
-class ResNet18(nn.Module):
+class ResNet18(MappedFeatures):
     """Stem, four stages of two blocks, average pooling, linear map to [B, embedding].
 
     The stem is a 3x3 convolution of stride 2: between that for large photographs (7x7, then pooling: stride 4)
@@ -69,13 +69,8 @@ class ResNet18(nn.Module):
         with torch.no_grad():
             self.out.bias.sub_(self(shapes(32, channels, side, generator)).mean(0))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Embeddings [B, embedding] of images, or of their `features`; no image has as many numbers as those."""
-        embeddings: Tensor = self.out(x if x.shape[1] == WIDTHS[-1] else self.features(x))
-        return embeddings
-
     def features(self, x: Tensor) -> Tensor:
-        """What the map gets [B, 512] for images."""
+        """The input [B, 512] of the map, for images."""
         h = (pixels(x, self.channels, self.side, self.side) - self.MEAN) / self.DEVIATION
         h = self.stem(h).relu_()
         h = self.layer4(self.layer3(self.layer2(self.layer1(h))))

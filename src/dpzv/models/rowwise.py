@@ -17,7 +17,7 @@ from dpzv.errors import ConfigError
 __all__ = ["require_rowwise"]
 
 LARGE = 8
-"""From this many records on, several rows can be replaced at once and enough others are left to look at."""
+"""With at least this many records several rows can be replaced at once: enough others are left to compare."""
 
 
 @torch.no_grad()

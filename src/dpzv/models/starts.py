@@ -80,7 +80,7 @@ class MatrixNoise:
     draw: Callable[[Matrix, float], Matrix | NDArray[np.int64]]
 
     def largest(self, d: int, n: int) -> float:
-        """About the largest eigenvalue of the noise in the covariance of n records of d features."""
+        """About the largest eigenvalue that the noise has in the covariance of n records of d features."""
         return 2 * self.scale / MIRRORED * math.sqrt(d) / n
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dpzv.errors import ConfigError, DataError
 from dpzv.models import NetworkRequest
-from dpzv.models.layers import linear_layer, projection
+from dpzv.models.layers import MappedFeatures, linear_layer, projection
 
 __all__ = ["ATTENTION", "KINDS", "TextEncoder", "load_encoder", "make_text"]
 
@@ -47,7 +47,7 @@ KINDS = {
 """The encoders by the model_type in their config.json."""
 
 
-class TextEncoder(nn.Module):
+class TextEncoder(MappedFeatures):
     """Token ids [B, L], short records filled up with `pad`, to embeddings [B, embedding].
 
     The encoder's last hidden states are averaged over a record's real tokens; a record without any gives the
@@ -67,23 +67,18 @@ class TextEncoder(nn.Module):
         self.out = linear_layer(kind.gain * projection(embedding, int(config.hidden_size), generator))
         self.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Embeddings [B, embedding] of token ids of any integer type, or of their `features`, which are floats."""
-        embeddings: Tensor = self.out(x if x.is_floating_point() else self.features(x))
-        return embeddings
-
-    def features(self, ids: Tensor) -> Tensor:
-        """What the map gets [B, width of the encoder] for token ids."""
-        if ids.shape[1] > self.longest:
+    def features(self, x: Tensor) -> Tensor:
+        """The input [B, width of the encoder] of the map, for token ids of any integer type."""
+        if x.shape[1] > self.longest:
             raise ConfigError(
-                f"the encoder takes at most {self.longest} tokens a record and device, got {ids.shape[1]}; "
+                f"the encoder takes at most {self.longest} tokens a record and device, got {x.shape[1]}; "
                 "lower data.tokens."
             )
-        real = ids != self.pad
+        real = x != self.pad
         # transformers uses a mask of this shape as it is, but drops a flat mask if it hides nothing: then one record
         # could change the computation for the whole batch
-        hidden = torch.zeros(real.shape, device=ids.device).masked_fill_(~real, torch.finfo(torch.float32).min)
-        states = self.encoder(input_ids=ids.long(), attention_mask=hidden[:, None, None, :]).last_hidden_state
+        hidden = torch.zeros(real.shape, device=x.device).masked_fill_(~real, torch.finfo(torch.float32).min)
+        states = self.encoder(input_ids=x.long(), attention_mask=hidden[:, None, None, :]).last_hidden_state
         states = states * real.unsqueeze(2)
         means: Tensor = states.sum(1) / real.sum(1, keepdim=True).clamp_min(1)
         return means

@@ -51,7 +51,7 @@ _FINENESS = 0.006
 _STEP_POINTS, _GAUSSIAN_POINTS, _MOST_POINTS = 30_000, 100_000, 400_000
 # How many standard deviations of the privacy loss the distribution reaches on each side.
 _REACH = 11.0
-# A search may leave this share of the squared mu unused; it never uses more than there is.
+# A search may leave this share of the squared mu unused. It never uses more than there is.
 _TOLERANCE = 1e-4
 _MOST_EVALUATIONS = 40
 
@@ -105,7 +105,7 @@ def sampled(parts: Composition) -> tuple[SampledGaussian, ...]:
 
 
 def gaussian_mu(parts: Composition, neighbours: Neighbours) -> float:
-    """Joint mu of the Gaussian pairs and of steps over all records (q = 1); other sampled steps are not in it."""
+    """Joint mu of the Gaussian pairs and of steps over all records (q = 1); it leaves out all other sampled steps."""
     whole = math.fsum(one.steps / one.z**2 if one.z > 0 else math.inf for one in parts.sampled if one.q >= 1)
     squares: dict[float, float] = {}
     for pair in (*parts.gaussian, Gaussian(square=whole, replaced=clip_factor("replace-one"))):

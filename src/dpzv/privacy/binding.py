@@ -1,7 +1,7 @@
 """What a run is: written into its ledger at the beginning, and compared whenever the ledger is opened again.
 
-A claim holds for one schedule, one plan and one data set. If the seed changed in the middle of a run, other records
-would be in its batches than the ledger counts, and a record could pay for fewer releases than it is in.
+A claim holds for one schedule, one plan and one data set. If, say, the seed changed in the middle of a run, its batches
+would hold other records than those that the ledger charges.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ _ROUND_UP = 2.0**-50
 class CapCounters:
     """One counter per record id 0 .. D-1 for the sum of (C / (B sigma_dp))^2, kept at or below `cap`.
 
-    An infinite `cap` means that nothing is counted. `room` is what every record can still pay, in the counters' units.
+    An infinite `cap` means that nothing is counted. `room` is a charge, in the counters' units, that every record can
+    still pay.
     """
 
     def __init__(self, *, D: int, cap: float) -> None:
@@ -72,9 +73,12 @@ class CapCounters:
         """Charge all batches at once; refused, with nothing charged, unless every record can pay each time."""
         if charge and batches:
             drawn = np.bincount(np.concatenate(batches), minlength=len(self._used))
-            # how often each can pay is compared, since what many draws cost may not fit in 64 bits
+            # numbers of draws are compared, and not their costs, since the cost of many may not fit in 64 bits
             if charge * len(batches) > self.room and bool((drawn > (_FULL - self._used) // charge).any()):
-                raise PrivacyRefused("a block has records that would pass their cap; plan more participations.")
+                raise PrivacyRefused(
+                    "every record must stay below its cap, got a block of rounds in which some would pass their cap; "
+                    "plan more participations."
+                )
             self._used += drawn * charge
             self.room = _FULL - int(self._used.max())
 

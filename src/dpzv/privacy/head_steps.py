@@ -1,4 +1,4 @@
-"""The private steps of w_0: everything about this one mechanism, and nothing about another.
+"""The private steps of w_0: everything about this mechanism stands here, and nothing about any other.
 
 A step sums clipped gradients over a secret sample of the records and adds Gaussian noise. Here are its event with the
 pair that dominates it, the calibration of its noise, and the noise itself with the state that a checkpoint keeps.
@@ -137,8 +137,8 @@ class HeadNoise:
     def drawn(self, stream: np.random.Generator, shape: tuple[int, ...], factor: float = 1.0) -> Noise:
         """Noise of `factor` times the planned standard deviation: integers in units of `grid`, if there is one.
 
-        Noise on a grid must not be multiplied afterwards: the integers that it then cannot reach would give the sum
-        away.
+        Noise on a grid must not be multiplied afterwards. It could not reach all integers then, and those that it can
+        reach would give the sum away.
         """
         scale = factor * self._scale
         if not self.grid:

@@ -1,7 +1,6 @@
 """How many records each class has, counted with noise once: everything about this one mechanism.
 
-The server takes the base rate of its head from the counts, so that training need not spend its budget on the pull of
-all outputs towards it.
+The server starts its head at the base rate that the counts give, so that training need not spend budget on learning it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _SLACK = 1e-12  # for the rounding of a division and a root
 class LabelCounts(Event, Struct, frozen=True, kw_only=True, tag=True):
     """The numbers of records in all classes, each plus Gaussian noise of `sigma` records, rounded to a fine grid.
 
-    `counts` are the noisy numbers. A plan does not know them yet. The ledger keeps them with the charge, in one row: so
+    `counts` are the noisy numbers; in a plan they are empty. The ledger keeps them in the row that charges them. So
     they are drawn again only if nothing was charged, and whoever opens the ledger later finds those that were charged.
     """
 
@@ -32,7 +31,7 @@ class LabelCounts(Event, Struct, frozen=True, kw_only=True, tag=True):
     counts: tuple[float, ...] = ()
 
     def pairs(self) -> tuple[Pair, ...]:
-        """One Gaussian: the counts are on the grid already, so rounding their sum with the noise is a map."""
+        """One Gaussian: the counts are on the grid already, so rounding after the noise is post-processing."""
         square = 1 / self.sigma**2 if self.sigma > 0 else math.inf
         return (Gaussian(square=square, replaced=histogram_factor("replace-one")),)
 

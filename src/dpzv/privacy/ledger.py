@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -166,47 +166,41 @@ class Ledger:
         """
         if t > self.last_t:
             return None
-        with plain_errors(self._path), self._disk:
-            self.flush()
-            query = "SELECT Delta, frame_xxh3 FROM releases WHERE t = ?"
-            row: tuple[bytes, bytes] | None = self._connection.execute(query, (t,)).fetchone()
-        if row is None:
+        rows = self._rows("SELECT Delta, frame_xxh3 FROM releases WHERE t = ?", t)
+        if not rows:
             return None
-        if row[1] != frame_xxh3:
+        if rows[0][1] != frame_xxh3:
             raise PrivacyRefused(
                 f"round {t} was released for another frame than the one sent now; "
                 "a repeated round must repeat its frame: resume from the run's own checkpoint."
             )
-        return np.frombuffer(row[0], "<f8")
+        return np.frombuffer(rows[0][0], "<f8")
 
     def released(self, since: int = 0, most: int = -1) -> Iterator[tuple[int, int, int, NDArray[np.float64], bytes]]:
         """(t, m, position, Delta, frame_xxh3) of the first `most` releases (-1: all) from round `since` on."""
-        with plain_errors(self._path), self._disk:
-            self.flush()
-            query = "SELECT t, m, position, Delta, frame_xxh3 FROM releases WHERE t >= ? ORDER BY t LIMIT ?"
-            rows = self._connection.execute(query, (since, most)).fetchall()
-        for t, m, position, Delta, frame_xxh3 in rows:
+        query = "SELECT t, m, position, Delta, frame_xxh3 FROM releases WHERE t >= ? ORDER BY t LIMIT ?"
+        for t, m, position, Delta, frame_xxh3 in self._rows(query, since, most):
             yield t, m, position, np.frombuffer(Delta, "<f8"), frame_xxh3
 
     def rounds(self, since: int) -> list[tuple[int, int]]:
         """(t, m) of all releases from round `since` on."""
-        with plain_errors(self._path), self._disk:
-            self.flush()
-            return ledger_file.rounds(self._connection, since)
+        return self._rows("SELECT t, m FROM releases WHERE t >= ? ORDER BY t", since)
 
     def knows(self, m: int, position: int, t: int) -> bool:
         """Whether the release of round `t` was for the batch at `position` of device m."""
+        return self._rows("SELECT m, position FROM releases WHERE t = ?", t) == [(m, position)]
+
+    def _rows(self, query: str, *values: int) -> list[Any]:
+        """The rows that a query finds, once those that wait in memory are in the file."""
         with plain_errors(self._path), self._disk:
             self.flush()
-            query = "SELECT m, position FROM releases WHERE t = ?"
-            found: tuple[int, int] | None = self._connection.execute(query, (t,)).fetchone()
-        return found == (m, position)
+            return self._connection.execute(query, values).fetchall()
 
     def disown(self) -> None:
         """Note for good that this is an old copy: releases were made that it does not hold. It never opens again."""
         with plain_errors(self._path), self._disk:
             self.flush()
-            ledger_file.disown(self._connection)
+            ledger_file.note(self._connection, ledger_file.OLD_COPY)
 
     def contributes(self, event: ReleaseEvent) -> NDArray[np.bool_] | None:
         """Which records of the event's batch, in schedule order, may contribute; `None` if all of them may.
@@ -255,7 +249,10 @@ class Ledger:
             self.last_t, self.releases = event.t, self.releases + 1
 
     def submit_all(self, like: ReleaseEvent, rounds: Sequence[tuple[int, int, int]]) -> None:
-        """`submit` rounds (t, m, position) like `like`, computed afterwards in one piece; their rows hold no values."""
+        """Do `submit` for all `rounds` (t, m, position) before they are computed; they are like `like` in all else.
+
+        Their rows hold no values.
+        """
         if rounds:
             with self._order:
                 self.admit(like)
@@ -295,7 +292,7 @@ class Ledger:
     def hear(self, m: int) -> None:
         """Note for good that embeddings of device m have reached the server: its start is in use from now on."""
         with plain_errors(self._path), self._disk:
-            self._connection.execute("INSERT OR IGNORE INTO meta VALUES (?, 1)", (_HEARD.format(m=m),))
+            ledger_file.note(self._connection, _HEARD.format(m=m))
             self.heard.add(m)
 
     def keep(self) -> None:
@@ -311,7 +308,7 @@ class Ledger:
         """End the run for good: nothing more is admitted or charged, now or after the file is opened again."""
         with plain_errors(self._path), self._disk:
             self.flush()
-            ledger_file.end(self._connection)
+            ledger_file.note(self._connection, ledger_file.ENDED)
             self.ended = True
 
     def flush(self) -> None:

@@ -24,23 +24,22 @@ __all__ = [
     "ENDED",
     "NAMES",
     "NAMES_KEY",
+    "OLD_COPY",
     "SCHEMA",
     "Owned",
     "ReleaseRow",
     "create",
-    "disown",
-    "end",
     "insert_releases",
     "ledgers_at",
     "lock_beside",
     "meta_of",
+    "note",
     "plain_errors",
     "reached",
     "refuse_ended",
     "refuse_lost",
     "refuse_second_copy",
     "reopen",
-    "rounds",
     "snapshot",
     "turns",
 ]
@@ -55,8 +54,9 @@ SCHEMA = 8
 NAMES_KEY, NAMES, ENDED = "names_key", "names", "ended"
 """Keys of `meta` that are formats: how records are named, their names, and whether the run is ended for good."""
 
-_OLD_COPY = "old copy"
-"""The key of `meta` that a ledger gets when it turns out to be an old copy; it is a format."""
+OLD_COPY = "old copy"
+"""The key of `meta` that a ledger gets when it turns out to be an old copy, so that nobody opens or counts it again; it
+is a format."""
 
 # Delta is the little-endian float64 numbers of the release: a replayed round must be bit-equal. The plan
 # in `meta` and an event are MessagePack (`privacy/events.py`). The order of the columns of `releases` is a format,
@@ -137,7 +137,7 @@ class Owned:
 
 
 def create(path: Path, meta: dict[str, str | bytes], *, durable: bool) -> Owned:
-    """Make a new file that holds `meta`, all of it or none, and own it until the link is closed."""
+    """Make a new file that holds `meta`, all of it or none, and own it until the result is closed."""
     with Owned(path, durable=durable, new=True) as owned:
         owned.connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA};")
         owned.connection.executemany("INSERT INTO meta VALUES (?, ?)", (meta | {"path": str(path.resolve())}).items())
@@ -146,7 +146,7 @@ def create(path: Path, meta: dict[str, str | bytes], *, durable: bool) -> Owned:
 
 
 def reopen(path: Path, *, durable: bool) -> Owned:
-    """Open an existing file, checked for damage, and own it until the link is closed.
+    """Open an existing file, checked for damage, and own it until the result is closed.
 
     A copy is refused while the file that it was made from is still where it was; one that was moved is not.
     """
@@ -168,9 +168,9 @@ def refuse_second_copy(path: Path, connection: sqlite3.Connection) -> None:
         )
 
 
-def disown(connection: sqlite3.Connection) -> None:
-    """Note that this file is an old copy of a ledger, so that nobody opens or counts it again."""
-    connection.execute("INSERT OR IGNORE INTO meta VALUES (?, 1)", (_OLD_COPY,))
+def note(connection: sqlite3.Connection, key: str) -> None:
+    """Put `key` into the table `meta`, where it stays as long as the file exists."""
+    connection.execute("INSERT OR IGNORE INTO meta VALUES (?, 1)", (key,))
 
 
 def ledgers_at(path: Path) -> list[Path]:
@@ -184,11 +184,6 @@ def ledgers_at(path: Path) -> list[Path]:
 def meta_of(connection: sqlite3.Connection) -> dict[str, Any]:
     """What the table `meta` says, without the names of records, which may be many."""
     return dict(connection.execute("SELECT key, value FROM meta WHERE key != ?", (NAMES,)))
-
-
-def end(connection: sqlite3.Connection) -> None:
-    """Note, for as long as the file exists, that nothing more may be admitted."""
-    connection.execute("INSERT OR IGNORE INTO meta VALUES (?, 1)", (ENDED,))
 
 
 def refuse_ended(path: Path) -> NoReturn:
@@ -276,7 +271,7 @@ def _refuse_damaged(connection: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError("it is damaged")
     if connection.execute("PRAGMA user_version").fetchone() != (SCHEMA,):
         raise sqlite3.DatabaseError(f"it is not a ledger of schema {SCHEMA}")
-    if connection.execute("SELECT value FROM meta WHERE key = ?", (_OLD_COPY,)).fetchone():
+    if connection.execute("SELECT value FROM meta WHERE key = ?", (OLD_COPY,)).fetchone():
         raise sqlite3.DatabaseError("a device showed that it is an old copy, which lacks releases that were made")
 
 
@@ -309,11 +304,6 @@ def reached(connection: sqlite3.Connection) -> tuple[int, int]:
     """How many releases are stored, and the round of the last one; -1 without any."""
     count, last = connection.execute("SELECT COUNT(*), COALESCE(MAX(t), -1) FROM releases").fetchone()
     return count, last
-
-
-def rounds(connection: sqlite3.Connection, since: int) -> list[tuple[int, int]]:
-    """(t, m) of all releases from round `since` on."""
-    return connection.execute("SELECT t, m FROM releases WHERE t >= ? ORDER BY t", (since,)).fetchall()
 
 
 def turns(connection: sqlite3.Connection) -> Iterator[tuple[int, float, list[tuple[int, int]]]]:

@@ -34,7 +34,7 @@ def parents_of(paths: Sequence[Path], names: RecordNames, begun: Path | None = N
 
     A path is a run folder, a ledger file, or a folder with runs anywhere below it, such as that of `dpzv tune`. Records
     of a grandparent are known only if it is named itself. A run that was `begun` in this folder keeps its parents as
-    they were then: an earlier run that was ended since may cost less by now, but not this run.
+    they were then: an earlier run that was ended since may cost less by now, but not for this run.
     """
     found: dict[str, ParentRun] = {}
     for path, view in read_ledgers(paths):
@@ -60,7 +60,7 @@ def end(path: Path) -> LedgerView:
         stack.callback(owned.close)
         if view.noise_source == "exact":
             stack.callback(Marker(file, view.run_id, owned.connection, view.releases).close)
-        ledger_file.end(owned.connection)
+        ledger_file.note(owned.connection, ledger_file.ENDED)
     return read_ledger(file)
 
 

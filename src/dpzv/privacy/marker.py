@@ -3,11 +3,11 @@
 It lies in the user's state directory, one small file for every run with secret noise. Every opening of a ledger begins
 a session with a random number. The ledger keeps all its sessions, and the note keeps the newest that this machine has
 seen. A ledger that goes on where this machine left off has the note's session among its own. A copy that was left
-behind has not, since the other copy went on in a session of its own, and neither has an older backup. For a backup that
-was made within the newest session, the note also keeps how much the ledger held when it was last saved.
+behind lacks it, since the other copy went on in a session of its own, and so does an older backup. To recognise a
+backup that was made within the newest session, the note also keeps how much the ledger held when it was last saved.
 
-The ledger has the new session first, and the note follows before anything is released. If the process dies in between,
-the note still has the session before, which is the ledger's, too.
+A new session is written to the ledger first, and to the note before anything is released. If the process dies in
+between, the note still has the session before, which the ledger has, too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Marker:
     """The note of one run, owned as long as a ledger of this run is open."""
 
     def __init__(self, ledger: Path, run_id: str, connection: sqlite3.Connection, releases: int) -> None:
-        """Begin a session of the ledger, which holds so many releases; refuses a copy and a restored backup."""
+        """Begin a session of the ledger, which holds this many `releases`; refuse a copy and a restored backup."""
         self._ledger, self._connection, self._session = ledger, connection, ""
         self._file = _state_folder() / f"{run_id}.json"
         with disk_errors(self._file, _REMEDY):
@@ -61,7 +61,7 @@ class Marker:
         self.write(releases)
 
     def write(self, releases: int) -> None:
-        """Note that the ledger holds so many releases on the disk."""
+        """Note that `releases` of the ledger are on the disk."""
         note = Note(str(self._ledger.resolve()), self._session, releases, _events(self._connection))
         with replacing(self._file, remedy=_REMEDY) as new:
             new.write_bytes(msgspec.json.encode(note))
@@ -77,7 +77,7 @@ def refuse_stateless() -> None:
 
 
 def refuse_copy(ledger: Path, run_id: str, connection: sqlite3.Connection, releases: int) -> None:
-    """Refuse, without a trace, what a `Marker` would refuse: a copy or a restored backup of a run's ledger."""
+    """Refuse what a `Marker` would refuse, a copy or a restored backup of a run's ledger, and write nothing."""
     _refuse_other(ledger, _state_folder() / f"{run_id}.json", connection, releases)
 
 
@@ -94,7 +94,7 @@ def _read(file: Path) -> Note | None:
 
 
 def _refuse_other(ledger: Path, file: Path, connection: sqlite3.Connection, releases: int) -> None:
-    """Refuse a ledger of so many releases that is not the one which the note in `file` is about."""
+    """Refuse a ledger with this many `releases` if it is not the one that the note in `file` is about."""
     note = _read(file)
     if note is None:
         return

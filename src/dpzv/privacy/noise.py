@@ -28,7 +28,7 @@ __all__ = ["ExactNoise", "NoiseSource", "SeededNoise", "Totals"]
 _UNIT = NormalDist()
 
 BLOCK = 64
-"""How many noise values are drawn at once, unless a release needs more."""
+"""How many integers of noise are drawn at once, unless a release needs more."""
 
 Totals = NDArray[np.int64] | NDArray[np.float64]
 """The n numbers of a release before their noise, [n]."""

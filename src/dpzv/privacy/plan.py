@@ -107,8 +107,8 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     it gets all that the others leave, and with ``head_steps = 0`` as well nothing is spent.
 
     `method` says what a release is: K numbers over a batch (`directions` is K, and `C` is the clip of each of them), or
-    others (the rivals). With `where` = uplink a rival's
-    embeddings, clipped to norm `C_h`, get the noise instead, as published; that protects nothing against devices.
+    what a rival returns. With `where` = uplink a rival's embeddings, clipped to norm `C_h`, get the noise instead, as
+    published; that protects nothing against devices.
     """
 
     epsilon: float

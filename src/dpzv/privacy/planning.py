@@ -1,4 +1,4 @@
-"""Making a plan: a budget and a training schedule in, the noise and the caps that make it true out.
+"""Making a plan: from a budget and a training schedule to the noise and the caps that keep the budget.
 
 A request that makes no sense, or whose claim would not be covered, is refused here.
 """
@@ -128,7 +128,10 @@ def _uplink(asked: PlanRequest) -> PrivacyPlan:
 
 
 def _exact(asked: PlanRequest) -> PrivacyPlan:
-    """The plan of the exact account: batches are public, squares of Gaussian parts add up, the head gets the rest."""
+    """The plan of the exact account: batches are public, and the squared mu of Gaussian parts add up.
+
+    A private head gets what these parts leave.
+    """
     before = replace(asked.before, lattice=0.0)
     for share in accountant.LATTICE_SHARES:
         delta_dp = asked.delta_dp * (1 - share)

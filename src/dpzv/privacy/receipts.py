@@ -1,7 +1,7 @@
-"""Receipts: a device that was sent a release can prove so to the server that made it, and nobody can invent one.
+"""Receipts, by which a device proves to the server that it was sent a release. Nobody else can make one.
 
-The server keeps no list of them. A receipt is a keyed hash of what was released, under a key that only the ledger has.
-An old copy of the ledger has the same key, so it recognises a receipt of a release that it does not know of.
+A receipt is a keyed hash of which release it was, under a key that only the ledger has; the server keeps no list. An
+old copy of the ledger has the same key, so it recognises a receipt of a release that it does not know of.
 """
 
 from __future__ import annotations

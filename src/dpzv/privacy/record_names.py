@@ -16,7 +16,7 @@ __all__ = ["UNNAMED", "RecordNames"]
 class RecordNames(Struct, frozen=True, kw_only=True, eq=False):
     """One name for each of `count` different records, all equally long and one after the other in `names`.
 
-    `key` says how the names were made. Under one key a record has always the same name, so two runs share as many
+    `key` says how the names were made. Under one key a record always has the same name, so two runs share as many
     records as they share names. Names under different keys cannot be compared, and an empty key means that there are
     none. A hash of a record's content would be no such name: the same person's record with one value corrected would
     pass for another record.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dpzv.declarations import start_facts
 from dpzv.errors import ConfigError, PrivacyRefused
@@ -145,8 +146,8 @@ def statement(*runs: RunSpent) -> wording.Statement:
 class LedgerView(Struct, frozen=True, kw_only=True):
     """One moment of a ledger. `turns` is how far each device came in its schedule, by its number.
 
-    `ended` is whether the run is ended for good, so that nothing can be added. `even` is whether all batches had the
-    planned size.
+    `ended` is whether the run was ended for good, so that nothing more can happen in it. `even` is whether all batches
+    had the planned size.
     """
 
     run_id: str
@@ -216,7 +217,7 @@ def spent(paths: Sequence[Path]) -> wording.Statement:
 
 
 def _run(view: LedgerView) -> RunSpent:
-    """What happened so far; each device's schedule is taken to go through all records in turn."""
+    """What a run has spent so far, if each device's schedule went through all records in turn."""
     plan = view.plan
     square = min(plan.cap, largest_sum(view)) if math.isfinite(plan.cap) else 0.0
     return RunSpent(
@@ -232,12 +233,13 @@ def _run(view: LedgerView) -> RunSpent:
 def _joint_cost(runs: Sequence[RunSpent]) -> Composition:
     """All runs and all their parents, as if they shared all their records.
 
-    A run that another one counts as its parent is in that one's claim already. Parents count once, at their caps; but
-    where runs paid only for what a parent used, each got the rest for itself, so each counts what it paid.
+    A run that another one counts as its parent is in that one's claim already. If one run counts all the others and all
+    their parents, the joint cost is its claim. Else parents count once, at their caps; but where runs paid only for
+    what a parent used, each got the rest for itself, so each counts what it paid.
     """
     counted = {parent.run_id for run in runs for parent in _counted_parents(run)}
     last = [run for run in runs if run.run_id not in counted]
-    if len(last) == 1:
+    if len(last) == 1 and counted == {parent.run_id for parent in _counted_parents(last[0])}:
         return last[0].plan.cost
     in_full: dict[str, Composition] = {}
     in_part: list[tuple[str, Composition]] = []
@@ -245,8 +247,8 @@ def _joint_cost(runs: Sequence[RunSpent]) -> Composition:
         parts = {} if run.plan.charges_in_full else {p.run_id: p.used for p in _counted_parents(run) if p.used}
         in_part += [(name, fold(events)) for name, events in parts.items()]
         # a parent that shares no record with this run may share some with another one
-        parents = [p for p in run.plan.parents if run.plan.spends and p.run_id not in parts]
-        in_full |= {p.run_id: fold((*p.events, *p.inherited)) for p in parents}
+        parents = [replace(p, shared=None) for p in run.plan.parents if run.plan.spends and p.run_id not in parts]
+        in_full |= {p.run_id: fold(p.charged(in_full=True)) for p in parents}
     paid = {name for name, _ in in_part}
     claims = {run.run_id: fold(run.plan.claim) for run in last}
     whole = {name: cost for name, cost in in_full.items() if name not in paid} | claims
@@ -267,7 +269,7 @@ def _epsilons(plans: Sequence[PrivacyPlan], cost: Composition) -> dict[Neighbour
 
 
 def _spent(runs: Sequence[RunSpent], epsilon: float) -> float:
-    """An estimate of what was used, never above the claim: each run as if it were Gaussian."""
+    """An estimate of what was spent, never above the claim; each run counts as if it were Gaussian."""
     if len(runs) == 1:
         return runs[0].epsilon_spent
     delta_dp = runs[0].plan.delta_dp
@@ -276,7 +278,7 @@ def _spent(runs: Sequence[RunSpent], epsilon: float) -> float:
 
 
 def _counted(plans: Sequence[PrivacyPlan]) -> float:
-    """The least epsilon of the published noise against devices, which know the batches, with all other runs."""
+    """The least epsilon of the published noise against devices, which know the batches, and of all other runs."""
     costs = []
     for plan in plans:
         claim = plan.claim

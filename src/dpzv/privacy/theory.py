@@ -1,8 +1,8 @@
 """The paper's convergence theorem in numbers: its lemmas, its bound term by term, what it admits, its corollary.
 
 The paper's proof does not hold as printed: all records of a batch share one direction, clipping shortens every record
-by a share of its own, and a few constants are lost on the way (docs/fidelity.md lists them). The bound here has its
-rate and comes from a proof without these gaps. It is for devices with their own numbers of weights and participation.
+by a share of its own, and a few constants are lost on the way (docs/fidelity.md lists them). The bound here has the
+paper's rate and a proof without these gaps. Devices may differ in their numbers of weights and in participation.
 
 The proof, for one round. Block m is device m, or the server for m = 0. With s, c, M2 of `smoothing_bias`, `clip_bias`
 and `second_moment`, the mean of block m's step is the gradient plus an error of squared norm at most

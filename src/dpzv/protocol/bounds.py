@@ -30,8 +30,8 @@ def bounded(
 ) -> tuple[tuple[NDArray[np.float32], ...], NDArray[np.bool_] | None]:
     """The arrays of a batch, with zeros in rows that are beyond the bound in any of them, and which rows [B] are kept.
 
-    `None` means all. Rows are looked at one by one only if the sum of all squares is large or no number. It is at least
-    its largest term, also when it is rounded, and half the square of the bound leaves room for the rounding of that
+    `None` means all. Rows are looked at one by one only if the sum of all squares is large or not a number. Rounded or
+    not, the sum is at least its largest term, and half the square of the bound leaves room for the rounding of that
     term. So no row beyond the bound is ever taken for one within it, whatever the other rows are.
     """
     squares = 0.0

@@ -5,9 +5,16 @@ half precision. Where all arrays are one embedding at weights that are `lam` apa
 differences of nearly equal numbers, which would be lost between numbers of 11 bits. So `float16` and `int8` send one
 embedding in half precision and then slopes: of two arrays (h_plus and h_minus, or h and h_plus) the midpoint and
 (first - second) / (2*lam), and of more (h, h_1 .. h_K) the first and all (h_j - h) / lam. `float16` sends slopes in
-half precision and `int8` in 8 bits (`slopes.py`). `lam` is public and a scale belongs to one record, so a record's
-bytes do not depend on other records. An answer is float64 where its numbers belong to a batch, and float32 where each
-belongs to one record (vafl's gradients).
+half precision.
+
+`int8` sends slopes as numbers of steps from -127 to 127, rounded up or down at random, so that on average the server
+receives the slopes themselves. The coins come from a stream of the public seed, the device and the position; its name,
+and the order of the coins in it, are a format. The scale of a record is the largest size among all its slopes, in half
+precision and rounded up, and never taken over a batch. So a record's bytes follow from that record, its place in the
+message and public numbers alone.
+
+An answer is float64 where its numbers belong to a batch, and float32 where each belongs to one record (vafl's
+gradients).
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ from numpy.typing import NDArray
 
 from dpzv.errors import PeerError
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Message, Release
-from dpzv.protocol.slopes import SCALE, from_bytes, to_bytes
+from dpzv.rng import numpy_generator
 
 __all__ = ["FRAMING", "MAX_FRAME", "Codec"]
 
@@ -31,13 +38,19 @@ MAX_FRAME = 1 << 28
 FRAMING = 64
 """The most bytes of a frame that are not numbers."""
 
+STEPS = np.float32(127)
+"""Steps of a slope from 0 to its record's scale."""
+
+SCALE = np.dtype("<f2")
+"""How the scale of a record's slopes is sent."""
+
 Arrays = tuple[NDArray[np.float32], ...]
 
 
 class _Wire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """A frame: a MessagePack array of the tag and the fields.
 
-    The order of the fields, here and below, is the wire format: moving a field changes the format.
+    The order of the fields of all subclasses is the wire format: moving a field changes the format.
     """
 
 
@@ -98,7 +111,7 @@ class Codec:
         self._answer = np.dtype("<f4") if per_record else np.dtype("<f8")
         self._type = np.dtype("<f4") if name == "float32" else np.dtype("<f2")
         self._bytes = name == "int8" and slopes
-        # bytes of a number in the first array and in the others, and of what a record needs beside the others
+        # bytes of a number in the first array, of one in the other arrays, and of a record's scale beside these others
         self._first, self._other = self._type.itemsize, 1 if self._bytes else self._type.itemsize
         self._beside = SCALE.itemsize if self._bytes else 0
         self._lam = np.float32(lam)
@@ -161,7 +174,7 @@ class Codec:
         return Release(wire.t, wire.m, wire.position, numbers.astype(np.float64))
 
     def _pack(self, arrays: Arrays, batch: Embeddings | None = None) -> list[list[memoryview]]:
-        """The bytes of an array alone, or the parts of `_Embeddings.h` of a batch, each in one or more pieces."""
+        """The bytes of a single array, or the parts of `_Embeddings.h` for a batch; each part is one or more pieces."""
         first, *others = arrays
         # a value beyond half precision's range becomes inf, and the server stores that row as zeros
         with np.errstate(over="ignore", invalid="ignore"):
@@ -174,7 +187,7 @@ class Codec:
                 others = list(slopes)
             if self._bytes and batch is not None and others:
                 whole = np.stack(others) if len(others) == 1 else slopes
-                steps, scales = to_bytes(whole, self._seed, batch.m, batch.position)
+                steps, scales = slopes_to_bytes(whole, self._seed, batch.m, batch.position)
                 return [[np.ascontiguousarray(first, self._type).data], [steps], [scales]]
             parts: list[list[memoryview]] = [[], []]
             for i, h in enumerate((first, *others)):
@@ -195,7 +208,7 @@ class Codec:
         first: NDArray[Any] = np.frombuffer(parts[0], self._type).reshape(shape)
         rest: NDArray[Any] = first[:0]
         if others and self._bytes:
-            rest = from_bytes(parts[1], parts[2], (others, *shape))
+            rest = slopes_from_bytes(parts[1], parts[2], (others, *shape))
         elif others:
             rest = np.frombuffer(parts[1], self._type).reshape(others, *shape)
         if self._first == 4:
@@ -203,7 +216,7 @@ class Codec:
         return self._from_halves(first.astype(np.float32), rest.astype(np.float32))
 
     def _from_halves(self, first: NDArray[np.float32], others: NDArray[np.float32]) -> Arrays:
-        """The arrays of which `_pack` made an embedding and (where there are) slopes."""
+        """The arrays that `_pack` turned into an embedding and (where there are any) slopes."""
         if not (self._slopes and len(others)):
             return first, *others
         with np.errstate(over="ignore", invalid="ignore"):  # the server looks for bad values row by row
@@ -212,3 +225,30 @@ class Codec:
                 return first + others[0], first - others[0]
             others += first
         return first, *others
+
+
+def slopes_to_bytes(slopes: NDArray[np.float32], seed: int, m: int, position: int) -> tuple[memoryview, memoryview]:
+    """The bytes of `slopes` [K, B, k] of device m's batch at `position`, and those of the B scales.
+
+    A record with a slope that is not finite, or is beyond half precision, gets a scale that is not finite. Then none of
+    its numbers is finite at the server, which stores that row as zeros.
+    """
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        largest = np.abs(slopes).max(axis=(0, 2))
+        scales = largest.astype(SCALE)
+        scales = np.where(scales < largest, np.nextafter(scales, SCALE.type(np.inf)), scales).astype(SCALE)
+        factor = STEPS / scales.astype(np.float32)
+        factor[~np.isfinite(factor)] = 0.0  # a record without slopes, or with one that is not finite
+        steps = slopes * factor[:, None]
+        steps += numpy_generator(seed, "codec", m, position).random(slopes.shape, np.float32)
+        np.floor(steps, out=steps)
+        np.clip(steps, -STEPS, STEPS, out=steps)
+        steps[:, factor == 0] = 0.0
+    return steps.astype(np.int8).data, scales.data
+
+
+def slopes_from_bytes(steps: memoryview, scales: memoryview, shape: tuple[int, int, int]) -> NDArray[np.float32]:
+    """The slopes [K, B, k] as the server takes them."""
+    step = np.frombuffer(scales, SCALE).astype(np.float32) / STEPS
+    with np.errstate(invalid="ignore"):  # 0 steps of an infinite scale
+        return np.frombuffer(steps, np.int8).reshape(shape) * step[:, None]

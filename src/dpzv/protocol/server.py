@@ -1,8 +1,8 @@
 """The server as a state machine without I/O: it holds labels, embedding table and w_0.
 
 A peer's bad message raises `PeerError` and changes nothing. A bad *value* raises nothing: a row that is not within the
-public bound (`bounds.py`) is stored as zeros and contributes 0, since a refusal that depends on a record would be a
-release.
+public bound (`bounds.py`) is stored as zeros and contributes 0. A refusal would depend on a record, and so release
+something about it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["Delays", "Schedules", "Server"]
 
 @dataclass(slots=True)
 class Delays:
-    """How old the table's entries were when rounds used them: the sum of their tau and their number, by the device
-    whose entries they are, and the largest tau.
+    """How old the table's entries were when rounds used them.
 
-    Only one round in M + 1 is measured, so that devices that take turns are all measured equally often.
+    `totals` and `counts` are the sum of their tau and their number, by the device whose entries they are; `most` is the
+    largest tau. Only one round in M + 1 is measured, so that devices that take turns are all measured equally often.
     """
 
     totals: list[int]
@@ -97,7 +97,10 @@ class Server:
         if self._checked.get(message.m) is not message:
             self.check(message)
         if self._asked is not None:
-            raise PeerError(f"round {self._asked.pending.t} waits for its release; accept that first.")
+            raise PeerError(
+                f"expected the release of round {self._asked.pending.t}, got a batch of device {message.m}; accept the "
+                "release first."
+            )
         m, t = message.m, self.t + 1
         ids = self.schedules[m - 1].ids(message.position)
         (arrays, kept), beyond = bounded(message.h), 0
@@ -115,7 +118,10 @@ class Server:
         """Keep the batch's rows, move w_0 and close the round; `head_steps` were admitted by the gate."""
         asked, m = self._asked, release.m
         if asked is None or (release.t, m) != (asked.pending.t, asked.pending.m):
-            raise PeerError(f"no round waits for the release of round {release.t} to device {m}.")
+            raise PeerError(
+                f"expected the release of the round that was asked for last, got that of round {release.t} for device "
+                f"{m}; ask for that round first."
+            )
         self.table.keep(m, asked.ids, asked.rows)
         self.passed(m, release.t, asked.ids)
         self.method.head_rule.move(release.t, release.Delta, asked.rows, asked.y, head_steps)
@@ -123,7 +129,7 @@ class Server:
         del self._checked[m]
 
     def passed(self, m: int, t: int, ids: NDArray[np.int64]) -> None:
-        """Note that round t, with the batch `ids` of device m, is over: how old entries are, and who is where."""
+        """Note the end of round t, over the records `ids` by device m: delays of entries, and the device's position."""
         self.table.times[m - 1][ids] = self.times[m - 1]
         M = len(self.positions)
         if M > 1 and t % (M + 1) == 0:  # the asking device's entries were just replaced by fresh ones

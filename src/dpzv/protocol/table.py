@@ -82,8 +82,8 @@ class Table:
     def rows(self, m: int, ids: NDArray[np.int64]) -> tuple[torch.Tensor, slice]:
         """A copy of the rows of `ids`, and the columns in it of device m, which the caller replaces.
 
-        It has all columns of the table; where sums are kept, it has the sums over all other devices and the columns of
-        this one, which a head that adds cannot tell from all columns. Where there is only one device, nothing is read.
+        The copy has all columns of the table. Where sums are kept, it has the sums over all other devices and the
+        columns of this one: a head that adds gives the same for these. Where there is only one device, nothing is read.
         """
         columns, width = self.columns[m - 1], self.widths[m - 1]
         if self.sums is not None:
@@ -103,7 +103,7 @@ class Table:
         self.times[m - 1, ids] = time
 
     def keep(self, m: int, ids: NDArray[np.int64], rows: torch.Tensor) -> None:
-        """Store device m's columns of `rows`, which `rows` gave, for the records `ids`."""
+        """Store device m's columns of `rows`, which the method `rows` gave, for the records `ids`."""
         columns = self.columns[m - 1]
         if self.sums is not None:
             self._store(m, ids, rows[:, self.widths[m - 1] :])
@@ -135,14 +135,14 @@ class Table:
 
 
 def gather(x: torch.Tensor, ids: NDArray[np.integer]) -> torch.Tensor:
-    """A copy of the rows `ids` of `x`; by numpy in main memory, where it takes a third of torch's time for a batch."""
+    """A copy of the rows `ids` of `x`; in main memory numpy makes it, in a third of torch's time for a batch."""
     if x.is_cpu:
         return torch.from_numpy(x.numpy().take(ids, axis=0))
     return x.index_select(0, torch.tensor(ids, device=x.device))
 
 
 def _items(rows: torch.Tensor, columns: slice) -> NDArray[np.void]:
-    """A view of `columns` of `rows` with one item for each row: numpy moves items in half the time of rows."""
+    """A view of `columns` of `rows` with one item for each row: numpy copies items in half the time of rows."""
     values: NDArray[np.float32] = rows.numpy()
     kind = np.dtype((np.void, values.itemsize * (columns.stop - columns.start)))
     return np.ndarray(len(values), kind, values.data, values.itemsize * columns.start, values.strides[:1])

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpzv.durable import replacing
+from dpzv.models.layers import MappedFeatures
 from dpzv.models.rowwise import require_rowwise
 
 __all__ = ["FOLDER", "computed_once", "known_rows"]
@@ -30,29 +31,26 @@ ROWS, PART, MOST_KEPT = 64, 2048, 64
 """Records that go through the layers at a time, records of a file, and how many sets of layers are kept in memory."""
 
 Known = dict[bytes, NDArray[np.float32]]
-"""The outputs of some layers, by the digest of the record."""
+"""The features [k] that some layers make of records, by the digest of a record."""
 
 
 def known_rows(network: nn.Module, x_train: Tensor, x_test: Tensor, *, B: int, name: str) -> tuple[Tensor, Tensor, int]:
     """What a device needs of its records to train on and to test, and its embedding width; its network is checked."""
     known = computed_once(network, x_train)
     if known is not x_train:  # the layers that are computed once see batches of this size alone
-        require_rowwise(network, x_train[:ROWS], name=name)
+        require_rowwise(network, _filled_up(x_train[:ROWS]), name=name)
     width = require_rowwise(network, known[: max(B, 2)], name=name)
     return known, computed_once(network, x_test), width
 
 
 def computed_once(network: nn.Module, x: Tensor) -> Tensor:
-    """The outputs for `x` of all layers of `network` but the last, `out`, if only that one is trained; else `x`.
+    """The records `x`, or their features [n, k, 1] if nothing but the map `out` of `network` moves.
 
-    Such a network has a method `features`, and takes what that gives in place of records.
+    `x` may be features already, which come back as they are.
     """
-    features: Callable[[Tensor], Tensor] | None = getattr(network, "features", None)
-    moving = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
-    if features is None or not len(x) or not all(name.startswith("out.") for name in moving):
+    layers_move = any(w.requires_grad and not name.startswith("out.") for name, w in network.named_parameters())
+    if not isinstance(network, MappedFeatures) or layers_move or x.ndim == 3 or not len(x):
         return x
-    if x.is_floating_point() and x.shape[1] == network.get_parameter("out.weight").shape[1]:
-        return x  # they are features already
     layers = _layers(network, x)
     known, keys = _known(layers), [_digest([row]) for row in x.numpy(force=True)]
     missing = list({key: row for row, key in enumerate(keys) if key not in known}.values())
@@ -61,19 +59,22 @@ def computed_once(network: nn.Module, x: Tensor) -> Tensor:
     for part in parts:
         known.update(_written(layers))
         if rows := [row for row in part if keys[row] not in known]:
-            new = dict(zip([keys[row] for row in rows], _made(features, x[rows]), strict=True))
+            new = dict(zip([keys[row] for row in rows], _made(network.features, x[rows]), strict=True))
             _keep(layers, new)
             known.update(new)
-    return torch.from_numpy(np.stack([known[key] for key in keys])).to(x.device)
+    return torch.from_numpy(np.stack([known[key] for key in keys])[:, :, None]).to(x.device)
 
 
 @torch.no_grad()
 def _made(features: Callable[[Tensor], Tensor], x: Tensor) -> NDArray[np.float32]:
-    # the last part is filled up, since only batches of this size were checked by `known_rows`
-    filled = torch.cat([x, x.new_zeros(-len(x) % ROWS, *x.shape[1:])])
-    made = torch.cat([features(part) for part in torch.split(filled, ROWS)])[: len(x)]
+    made = torch.cat([features(part) for part in torch.split(_filled_up(x), ROWS)])[: len(x)]
     numbers: NDArray[np.float32] = made.numpy(force=True)
     return numbers
+
+
+def _filled_up(x: Tensor) -> Tensor:
+    """Records, and zeros up to a multiple of `ROWS`: only batches of this size are checked by `known_rows`."""
+    return torch.cat([x, x.new_zeros(-len(x) % ROWS, *x.shape[1:])])
 
 
 def _layers(network: nn.Module, x: Tensor) -> str:

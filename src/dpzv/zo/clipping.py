@@ -17,7 +17,7 @@ MOST_RECORDS = 1 << 20
 """2^20 records of at most 2^40 steps each stay within a 64-bit integer."""
 
 MOST_NUMBERS = 1 << 16
-"""The most numbers of one record that are clipped together; the error of their norm grows with them."""
+"""The most numbers of one record that are clipped together; with more, the error of their norm would be too large."""
 
 INSIDE = 2.0**GRID_BITS * (1 - 2.0**-36)
 """The length in grid steps to which longer vectors are scaled: inside the bound of 2^40 by more than float64 errs."""
@@ -94,7 +94,7 @@ def clipped_rows(
     largest[largest == 0] = 1.0
     unit = terms / largest[:, None]
     norm = np.sqrt(np.add.reduce(np.square(unit), axis=1))
-    with np.errstate(over="ignore"):  # a quotient that overflows is not the smaller one
+    with np.errstate(over="ignore"):  # a quotient may overflow; then the other one is taken
         size = np.minimum(largest / grid, INSIDE / np.maximum(norm, 1.0))
     unit *= size[:, None]
-    return unit.astype(np.int64), grid  # which rounds towards zero
+    return unit.astype(np.int64), grid  # `astype` rounds towards zero

@@ -161,7 +161,7 @@ class Direction:
     """`u` of one seed over one layout, made block by block when asked for.
 
     It keeps the last shared block, so that the many small tensors of a model are drawn once a pass. All other
-    blocks are drawn into the same memory: allocating each anew would leave holes that cost more than a block.
+    blocks are drawn into the same memory: new memory for each would leave gaps that cost more than a block.
     `scale` is sqrt(d) / ||g||, with the norm in float64. Finding it takes a pass over `u`, so the step after an
     evaluation should use the same object again.
     """

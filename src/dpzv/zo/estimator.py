@@ -33,6 +33,6 @@ def one_sided(moved: Sequence[Tensor], f: Tensor, lam: float) -> NDArray[np.floa
     """`(f_j - f) / lam` for each record and each of the K losses `moved`: losses [B] in, float64 [B, K] out.
 
     K directions take K + 1 evaluations, where two points a direction would take 2K. `E[difference * u]` is the gradient
-    up to O(lam). In memory the differences of one direction are neighbours, which is several times as fast to clip.
+    up to O(lam). In memory the differences of one direction are neighbours, so that clipping is several times as fast.
     """
     return delta_zo(torch.stack(tuple(moved)), f, lam / 2).T

@@ -59,7 +59,7 @@ class Perturbed:
         return out
 
     def row_blocks(self, i: int) -> Iterator[tuple[int, int, Tensor]]:
-        """First row, end row and shift `offset*u` of each block of matrix `i`; a shift must be used at once."""
+        """First row, end row and shift `offset*u` of each block of matrix `i`; the next block overwrites the shift."""
         self.unread.discard(i)
         width = self.u.layout.parameters[i].shape[1]
         for block in self.u.layout.spans[i]:

@@ -126,7 +126,7 @@ def _refuse_gaps(folder: Path, things: dict[str, list[list[dict[int, Path]]]]) -
             found = f"{next(iter(gaps[0].values())).name} has {', '.join(map(str, sorted(gaps[0])))}"
         raise DataError(
             f"every object in {folder} should have the views _001.png to _{VIEWS:03}.png, but {len(gaps)} of "
-            f"{len(everything)} objects have not ({found}); add the missing views, or remove these objects."
+            f"{len(everything)} objects do not ({found}); add the missing views, or remove these objects."
         )
 
 
