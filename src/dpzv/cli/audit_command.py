@@ -20,17 +20,18 @@ def audit(
     recipe: Recipe,
     set_: Sets,
     trials: Annotated[
-        int, typer.Option("--trials", min=1, help="Runs in each of the two worlds; more give a closer bound.")
+        int,
+        typer.Option(
+            "--trials", min=1, help="Runs in each of two worlds, which differ in one record; more give a closer bound."
+        ),
     ] = 10_000,
     whole: Annotated[
         int,
-        typer.Option(
-            "--whole", min=0, help="Whole runs in each world, with starts, a crash and a resume; for rivals too."
-        ),
+        typer.Option("--whole", min=0, help="Whole runs in each world, with starts, a crash and a resume; any method."),
     ] = 0,
     networked: Annotated[
         int,
-        typer.Option("--networked", min=0, help="The same between a server and devices that talk; a second each."),
+        typer.Option("--networked", min=0, help="Whole runs between a server and devices that talk; a second each."),
     ] = 0,
     json: JsonOutcome = False,
 ) -> None:
