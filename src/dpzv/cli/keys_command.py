@@ -1,4 +1,4 @@
-"""`dpzv keys`: an authority for the federation, a certificate per party, a list of revoked ones, what is in them."""
+"""`dpzv keys`: make an authority, issue certificates to parties, revoke them, show what they say."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def init(
     days: Annotated[int, typer.Option("--days", help="How long the authority is valid.")] = 3650,
     keep_alignment: Annotated[
         Path | None,
-        typer.Option("--keep-alignment", help="The folder of the authority it takes the place of: runs go on."),
+        typer.Option("--keep-alignment", help="The folder of the authority that it replaces; runs go on with its key."),
     ] = None,
 ) -> None:
     """Make a certificate authority, and the key with which parties hash record ids.

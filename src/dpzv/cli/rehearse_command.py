@@ -90,7 +90,7 @@ def remarks(shared: Rehearsed) -> list[str]:
     found, named = shared.found, shared.data.devices
     told = [
         f"{name}: {rows - known:,} of its {rows:,} ids, more than half, are unknown to the server; compare how both "
-        "write ids, unless that is what you expect."
+        "write ids, unless you expect this."
         for name, rows, known in zip(named, found.sizes[1:], found.with_server[1:], strict=True)
         if known * 2 < rows
     ]

@@ -28,7 +28,7 @@ ALONE = " alone"
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no statement; errors only.")]
 JsonSummary = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
 Seconds = Annotated[
-    float, typer.Option("--max-seconds", help="Begin no further round after this time, then finish cleanly.")
+    float, typer.Option("--max-seconds", help="Begin no round after so many seconds, and finish the run.")
 ]
 
 
@@ -66,8 +66,8 @@ class Training:
         str,
         typer.Option(
             "--beside",
-            help="Run these before it and show them beside it, separated by commas: frozen (untrained devices), "
-            "frozen=WIDTH (untrained, with so many numbers a record and device), alone (each party by itself).",
+            help="Runs to make before this one and to show beside it, separated by commas: frozen (untrained devices), "
+            "frozen=WIDTH (untrained devices that send so many numbers a record), alone (each party by itself).",
             show_default=False,
         ),
     ] = ""

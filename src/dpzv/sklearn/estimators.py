@@ -40,7 +40,7 @@ OWN = {
     "noise.source": "random_state",
     "train.seed": "random_state",
 }
-"""Keys of the configuration that are parameters of the estimators."""
+"""Keys of the configuration that `settings` may not have, and the parameters that set them."""
 
 LARGEST, WIDEST = 4096, 512
 """Records of a batch at most, since noise falls as 1/B; numbers that a party sends for a record at most."""
@@ -286,7 +286,7 @@ def _worth_training(config: Config, D: int, widths: Sequence[int]) -> bool:
 
 
 def _unprotected(columns: PartyColumns, config: Config) -> list[str]:
-    """Why scaling breaks the claim, if it does: where features are protected, it may not read them off the records."""
+    """Why scaling breaks the claim, if it does: it may not read off the records what the claim protects."""
     if not columns.read_off or config.privacy.protects == "labels":
         return []
     names = ", ".join(columns.read_off[:5]) + (", ..." if len(columns.read_off) > 5 else "")
@@ -294,7 +294,7 @@ def _unprotected(columns: PartyColumns, config: Config) -> list[str]:
 
 
 def _qualified(told: Statement, reasons: list[str]) -> Statement:
-    """The run's statement, which is no guarantee where something was read off the records before the run."""
+    """The run's statement; it is no guarantee if `reasons` say what was read off the records before the run."""
     if told.epsilon == 0:
         reasons = []  # nothing is released that could depend on them
     own = [] if told.guarantee and reasons else [told.guarantee_why]
@@ -308,7 +308,7 @@ def _qualified(told: Statement, reasons: list[str]) -> Statement:
 
 @contextmanager
 def _value_errors() -> Iterator[None]:
-    """What a caller gave wrong is a `ValueError`, as everywhere in scikit-learn."""
+    """A `ConfigError` about what the caller gave becomes a `ValueError`, as everywhere in scikit-learn."""
     try:
         yield
     except ConfigError as error:
