@@ -125,11 +125,6 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
 
     @property
-    def shown(self) -> float:
-        """The larger of its two bounds."""
-        return max(self.lower_bound, self.plain_bound)
-
-    @property
     def above(self) -> bool:
         """Whether any strategy shows more than is claimed."""
         return any(finding.above for finding in self.findings)

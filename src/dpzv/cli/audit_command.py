@@ -63,7 +63,8 @@ def audit(
         _show(outcome)
     if outcome.above:
         raise PrivacyRefused(
-            f"the strategy '{outcome.strategy}' shows an epsilon of at least {outcome.shown:.4g} where "
+            f"the strategy '{outcome.strategy}' shows an epsilon of at least "
+            f"{max(outcome.lower_bound, outcome.plain_bound):.4g} where "
             f"{outcome.claim:g} is claimed; do not rely on the claim before the cause is found."
         )
 
