@@ -41,7 +41,7 @@ def init(
     typer.echo(
         f"{out / 'ca.crt'}: valid until {authority.certificate.not_valid_after_utc:%Y-%m-%d}; every party gets it"
     )
-    typer.echo(f"{out / 'ca.key'}: secret; it stays here, whoever has it can pose as any party")
+    typer.echo(f"{out / 'ca.key'}: secret; keep it here, since whoever has it can pose as any party")
     typer.echo(f"{out / 'alignment.key'}: secret of the parties; hashes record ids")
 
 

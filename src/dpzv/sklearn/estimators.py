@@ -78,10 +78,10 @@ class VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         return hasattr(self, "_model")  # a fit that was refused has left other attributes
 
     def _records(self, X: Any, y: Any, *, number: bool) -> tuple[NDArray[Any], NDArray[Any], Parties | None]:
-        """Training records [D, columns] and labels in one order, and whose columns are whose."""
+        """Training records [D, columns] and labels in one order, and the columns of each party."""
         X, y, parties = joined(X, y)
         if parties is not None and self.parties is not None:
-            raise ValueError("several frames say themselves whose columns are whose, got `parties` too; leave it out.")
+            raise ValueError("several frames already say which columns a party has, got `parties` too; leave it out.")
         X = text_as_places(X, self.ranges)
         check_labels(y, number=number)
         x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=number)
@@ -150,7 +150,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
     `epsilon_` is 0. Parties that send fewer numbers (``settings={"devices.embedding": 4}``) are trained, and so are all
     where ``train.rounds`` is set.
 
-    parties: whose columns are whose, such as ``{"bank": ["age", "income"], "shop": [2, 3]}``, by names or positions;
+    parties: the columns of each party, such as ``{"bank": ["age", "income"], "shop": [2, 3]}``, by names or positions;
         None: one party holds all. Leave it out if X is one frame a party.
     ranges: public knowledge about columns, such as ``{"age": (18, 100), "job": ["clerk", "nurse"]}``: two numbers are
         the lowest and highest value, anything else is the list of the values that there are; one pair of numbers is for
