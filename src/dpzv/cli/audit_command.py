@@ -9,6 +9,7 @@ import typer
 
 from dpzv.cli.options import JsonOutcome, Recipe, Sets, tree_of
 from dpzv.cli.watching import warnings
+from dpzv.errors import PrivacyRefused
 
 if TYPE_CHECKING:
     from dpzv.attacks.audit import Audit, Finding
@@ -45,7 +46,6 @@ def audit(
     from dpzv.attacks.audit import audit as run_audit
     from dpzv.attacks.target import target_of
     from dpzv.cli.show import json_text
-    from dpzv.errors import PrivacyRefused
     from dpzv.runtime.run_plan import noise_of
 
     config = configuration.parse(tree_of(recipe, set_))
@@ -64,8 +64,8 @@ def audit(
     if outcome.above:
         raise PrivacyRefused(
             f"the strategy '{outcome.strategy}' shows an epsilon of at least "
-            f"{max(outcome.lower_bound, outcome.plain_bound):.4g} where "
-            f"{outcome.claim:g} is claimed; do not rely on the claim before the cause is found."
+            f"{max(outcome.lower_bound, outcome.plain_bound):.4g} where {outcome.claim:g} is claimed; do not rely on "
+            "the claim before the cause is found."
         )
 
 
