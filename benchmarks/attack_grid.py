@@ -26,7 +26,7 @@ from dpzv.attacks.suite import attack_run
 from dpzv.config import Config, merge, parse, set_key
 from dpzv.declarations import METHODS
 from dpzv.durable import write_atomically
-from dpzv.report.attacks_figure import KINDS, draw_leakage, kind_of
+from dpzv.report.figure_file import save, subplots
 from dpzv.runtime.grid import layered
 from dpzv.runtime.run import start
 
@@ -34,6 +34,19 @@ __all__ = ["attacked", "configs", "main", "table"]
 
 CELLS = (("exact", float("inf")), ("paper", 10.0), ("paper", 1.0), ("exact", 10.0), ("exact", 1.0))
 """Kinds of noise and epsilon; the paper's noise is on the uplink for all methods but dpzv."""
+
+KINDS = ("no noise", "published, 10", "published, 1", "true epsilon 10", "true epsilon 1")
+"""Kinds of noise of the runs, from none to the most."""
+
+LINES = {
+    "direction": "#d55e00",
+    "norm": "#cc79a7",
+    "likelihood ratio": "#0072b2",
+    "batch least squares": "#009e73",
+    "sign": "#e69f00",
+    "model completion, 10 a class": "#555555",
+}
+"""The attacks on labels that the figure shows, and their colours."""
 
 
 def configs(name: str, seeds: int, assignments: list[str]) -> Iterator[tuple[str, Config]]:
@@ -46,6 +59,14 @@ def configs(name: str, seeds: int, assignments: list[str]) -> Iterator[tuple[str
         yield f"{method}-{accounting}-{epsilon:g}-{seed}", parse(merge(tree, {"head": {"final": "refit"}}))
 
 
+def kind_of(row: AttackRow) -> str:
+    """Which of `KINDS` the noise of an attacked run is."""
+    asked = row.run.asked_epsilon
+    if asked is None:
+        return KINDS[0]
+    return f"{'published,' if row.epsilon is None else 'true epsilon'} {asked:g}"
+
+
 def table(rows: list[AttackRow]) -> str:
     """The rows as a table for a page: the mean over the seeds with its standard error, by kind of noise.
 
@@ -55,7 +76,7 @@ def table(rows: list[AttackRow]) -> str:
     for row in sorted(rows, key=lambda row: list(METHODS).index(row.method)):
         if row.target != "server":
             name = row.attack if row.target == "labels" else f"{row.target}: {row.attack}"
-            groups.setdefault((row.method, name), {}).setdefault(kind_of(msgspec.to_builtins(row)), []).append(row)
+            groups.setdefault((row.method, name), {}).setdefault(kind_of(row), []).append(row)
     header = ("method", "attack", "floor", *KINDS, "ceiling at 1")
     lines = [f"| {' | '.join(header)} |", "| --- |" + " --- |" * (len(header) - 1)]
     for (method, attack), kinds in groups.items():
@@ -73,6 +94,35 @@ def _score(group: list[AttackRow]) -> str:
     found = f"{statistics.fmean(scores):.3f}{error}"
     some = "" if leaks in (0, len(group)) else f" ({leaks} of {len(group)})"
     return f"**{found}**{some}" if leaks else found
+
+
+def draw_leakage(rows: list[AttackRow], path: Path) -> None:
+    """Write the figure: what attacks on labels reach above their floor, by method and kind of noise.
+
+    A dot is the mean over the seeds with the least and the largest, a black bar the most that a claim allows.
+    """
+    methods = list(dict.fromkeys(row.method for row in rows))
+    figure, grid = subplots(1, len(methods), size=(2.9 * len(methods), 3.9), sharey=True, squeeze=False)
+    panels = grid[0]
+    for axes, method in zip(panels, methods, strict=True):
+        for shift, (attack, colour) in enumerate(LINES.items()):
+            for place, kind in enumerate(KINDS):
+                found = [one for one in rows if (one.method, one.attack, kind_of(one)) == (method, attack, kind)]
+                if found:
+                    above, at = [one.score - one.floor for one in found], place + 0.11 * (shift - 2.5)
+                    axes.plot([at, at], [min(above), max(above)], color=colour, linewidth=1.2)
+                    axes.plot([at], [sum(above) / len(above)], "o", color=colour, markersize=4, label=attack)
+                    limit = min(one.ceiling - one.floor for one in found)
+                    if "true" in kind:
+                        axes.plot([at], [limit], "_", color="black", markersize=7)
+        axes.axhline(0.0, color="black", linewidth=0.6)
+        axes.set_xticks(range(len(KINDS)), KINDS, rotation=40, ha="right", fontsize=8)
+        axes.set_title(method, fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("area under the curve above the floor")
+    shown = {label: dot for axes in panels for dot, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    save(figure, path)
 
 
 def attacked(place: Path, config: Config) -> list[AttackRow]:
@@ -94,7 +144,7 @@ def main(name: str, seeds: str, out: str, *assignments: str) -> int:
         print(f"{run}: {len(rows)} rows", file=sys.stderr, flush=True)
         (folder / "rows.json").write_bytes(msgspec.json.encode(rows))
         (folder / "table.md").write_text(table(rows))
-    draw_leakage([msgspec.to_builtins(row) for row in rows], folder / "figure.svg")
+    draw_leakage(rows, folder / "figure.svg")
     print(table(rows))
     return 0
 

@@ -1,13 +1,15 @@
-"""One measured figure and the bar it must hold, and the figures of one benchmark."""
+"""One measured figure and the bar it must hold, the figures of one benchmark, and sizes of this process."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import re
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["Row", "rows_of", "table"]
+__all__ = ["Row", "rows_of", "status_bytes", "table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +43,10 @@ def rows_of(name: str) -> list[Row]:
         os.environ["XDG_STATE_HOME"] = state  # runs with secret noise leave notes there
         found: list[Row] = importlib.import_module(f"benchmarks.{name}").rows()
         return found
+
+
+def status_bytes(field: str) -> int:
+    """A size from the kernel's account of this process, such as `VmHWM`, in bytes."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024

@@ -21,7 +21,6 @@ import secrets
 import statistics
 import sys
 import tempfile
-import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -32,7 +31,7 @@ import grpc
 import torch
 
 from benchmarks.bar import Row
-from benchmarks.device_processes import issue_keys, spawned
+from benchmarks.device_processes import CountingServer, credentials, issue_keys, pace, port_of, spawned
 from benchmarks.network_parts import (
     CASES,
     Case,
@@ -50,8 +49,6 @@ from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.device_party import DeviceParty
 from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.grpc_transport import GrpcConnector, GrpcListener, GrpcStream
-from dpzv.network.keyfiles import Credentials
-from dpzv.network.server_party import ServerParty
 from dpzv.network.transport import Stream
 from dpzv.network.wire import PART
 from dpzv.runtime.run_folder import RunFolder
@@ -66,12 +63,8 @@ BAR = 1.5  # a run of 16 directions over the echo of the same bytes
 FOLDER = "."  # on the disk that is measured, as in ledger_rate
 
 
-class _ConstantServer(ServerParty):
+class _ConstantServer(CountingServer):
     without_work = False
-
-    @property
-    def rounds(self) -> int:
-        return self._run.server.t if self._run is not None else 0
 
     async def _train(self, run: ServerRun, arrivals: Arrivals) -> bool:
         without_head(run.server)
@@ -94,14 +87,10 @@ class _Slice:
     up: int
 
 
-def _credentials(keys: Path, name: str) -> Credentials:
-    return Credentials(keys / name / f"{name}.crt", keys / name / f"{name}.key", keys / name / "ca.crt")
-
-
 async def _take_part(asked: _Slice, m: int) -> None:
     """One device, until the server says that it is over."""
     name = f"device-{m}"
-    connector = GrpcConnector(f"127.0.0.1:{asked.port}", _credentials(asked.keys, name), "server")
+    connector = GrpcConnector(f"127.0.0.1:{asked.port}", credentials(asked.keys, name), "server")
     if asked.noise:
         config, features = config_of(asked.case, asked.noise), FeatureRecords(*records(m))
         party = DeviceParty(config, features, asked.folder / name)
@@ -172,7 +161,7 @@ class _Parties:
         """Rounds per second of a run with noise of kind `way`, or of the echo, or of a run without work."""
         noise = {"echo": "", "without work": "seeded"}.get(way, way)
         out = self._folder / secrets.token_hex(4)
-        finished, listener = asyncio.Event(), GrpcListener("127.0.0.1:0", _credentials(self._folder, "server"))
+        finished, listener = asyncio.Event(), GrpcListener("127.0.0.1:0", credentials(self._folder, "server"))
         server: _ConstantServer | _Echo
         if noise:
             config = config_of(self._case, noise)
@@ -184,31 +173,16 @@ class _Parties:
         else:
             server = _Echo(self._case.rounds, up, down)
             serving = asyncio.create_task(server.run(listener, finished))
-        while not listener.port:
-            if serving.done():
-                serving.result()
-            await asyncio.sleep(0.01)
+        port = await port_of(listener, serving)
         for i, pipe in enumerate(self._pipes):
             devices = tuple(range(1 + i, self._M + 1, len(self._pipes)))
-            pipe.send(_Slice(self._case, devices, listener.port, out, self._folder, noise, way == "without work", up))
-        rate = await self._watched(server, serving)
+            pipe.send(_Slice(self._case, devices, port, out, self._folder, noise, way == "without work", up))
+        rate = await pace(server, serving, self._case.rounds)
         for pipe in self._pipes:
             await asyncio.to_thread(pipe.recv)
         finished.set()
         await serving
         return rate
-
-    async def _watched(self, server: _ConstantServer | _Echo, serving: asyncio.Task[Any]) -> float:
-        """The pace between a tenth and nine tenths of all rounds."""
-        seen = []
-        for share in (0.1, 0.9):
-            while server.rounds < share * self._case.rounds:
-                if serving.done():
-                    serving.result()
-                await asyncio.sleep(0.002)
-            seen.append((time.perf_counter(), server.rounds))
-        (start, first), (end, last) = seen
-        return (last - first) / (end - start)
 
 
 async def _rates(parties: _Parties, up: int, down: int) -> dict[str, list[float]]:

@@ -8,7 +8,6 @@ the figure is the ratio of the median rates.
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import statistics
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from benchmarks.bar import Row
+from benchmarks.device_processes import credentials, issue_keys, port_of, spawned
 from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data.alignment import keyed
@@ -35,7 +35,6 @@ from dpzv.network.alignment_state import LabelRecords
 from dpzv.network.device_party import DeviceParty
 from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.grpc_transport import GrpcConnector, GrpcListener
-from dpzv.network.keyfiles import Credentials, create_authority, issue_party
 from dpzv.network.predict import Predictor
 from dpzv.network.server_party import ServerParty
 from dpzv.protocol.messages import CHUNK
@@ -79,21 +78,16 @@ def _labels() -> LabelRecords:
     return LabelRecords(keyed(IDS, KEY), y, "classes", OUTPUTS, "random")
 
 
-def _credentials(folder: Path, name: str) -> Credentials:
-    own = folder / "keys" / name
-    return Credentials(own / f"{name}.crt", own / f"{name}.key", own / "ca.crt")
-
-
 def _device(model: str, m: int, folder: Path, orders: Connection) -> None:
     """Run one device in a process of its own; it connects to each port it is told, and reports its processor time."""
     torch.set_num_threads(1)
     loop = asyncio.new_event_loop()
     device = DeviceParty(_config(model), FeatureRecords(keyed(IDS, KEY), _x(model, m)), folder / NAMES[m - 1])
-    credentials = _credentials(folder, NAMES[m - 1])
+    own = credentials(folder / "keys", NAMES[m - 1])
     orders.send(0.0)
     while (port := orders.recv()) is not None:
         began = time.process_time()
-        loop.run_until_complete(device.run(GrpcConnector(f"127.0.0.1:{port}", credentials, "server")))
+        loop.run_until_complete(device.run(GrpcConnector(f"127.0.0.1:{port}", own, "server")))
         orders.send(time.process_time() - began)
 
 
@@ -103,17 +97,9 @@ class _Parties:
     def __init__(self, model: str, folder: Path, stack: ExitStack) -> None:
         self._model, self.folder, self._pipes = model, folder, list[Connection]()
         self._devices = 0.0  # processor seconds that all devices together spent on the last order
-        create_authority(folder / "ca", 20)
-        for name in ("server", *NAMES):
-            issue_party(folder / "ca", name, folder / "keys" / name, None, 10)
-        context = multiprocessing.get_context("spawn")
+        issue_keys(folder / "keys", NAMES)
         for m in range(1, M + 1):
-            here, there = context.Pipe()
-            process = context.Process(target=_device, args=(model, m, folder, there), daemon=True)
-            process.start()
-            stack.callback(process.join)
-            stack.callback(here.send, None)
-            self._pipes.append(here)
+            self._pipes += spawned(partial(_device, model, m, folder), 1, stack)
         for pipe in self._pipes:
             pipe.recv()
 
@@ -135,12 +121,11 @@ class _Parties:
         return found
 
     async def _with_devices(self, serve: Callable[[GrpcListener], Coroutine[Any, Any, Any]]) -> Any:
-        listener = GrpcListener("127.0.0.1:0", _credentials(self.folder, "server"))
+        listener = GrpcListener("127.0.0.1:0", credentials(self.folder / "keys", "server"))
         task = asyncio.create_task(serve(listener))
-        while not listener.port:
-            await asyncio.sleep(0.001)
+        port = await port_of(listener, task)
         for pipe in self._pipes:
-            pipe.send(listener.port)
+            pipe.send(port)
         result = await task
         self._devices = sum([await asyncio.to_thread(pipe.recv) for pipe in self._pipes])
         return result

@@ -14,8 +14,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -23,13 +23,11 @@ import numpy as np
 import torch
 
 from benchmarks.bar import Row, table
+from benchmarks.scale_records import filled
 from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset, Records, from_arrays
 from dpzv.models.head import Head
-from dpzv.runtime.device_networks import make_networks
-from dpzv.runtime.journal import Snapshot
-from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import Simulation
 
 __all__ = ["rows"]
@@ -55,7 +53,8 @@ def _measured(sizes: list[int]) -> list[Row]:
     found = []
     for model in WIDTHS:
         with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-            runs = {M: stack.enter_context(_opened(model, M, Path(name))) for M in (FEW, *sizes)}
+            opened = {M: filled(_config(model), _data(M), Path(name) / str(M)) for M in (FEW, *sizes)}
+            runs = {M: stack.enter_context(run) for M, run in opened.items()}
             taken = _medians(runs)
         for M in sizes:
             if model == "sum":
@@ -89,20 +88,6 @@ def _data(M: int) -> Dataset:
     xs = [generator.standard_normal((D, COLUMNS), np.float32) for _ in range(M)]
     y = generator.integers(0, 2, D)
     return from_arrays(Records(xs, y), Records([x[:64] for x in xs], y[:64]), task="binary", fingerprint="random")
-
-
-@contextmanager
-def _opened(model: str, M: int, above: Path) -> Iterator[Simulation]:
-    """A simulated run of M devices whose table is filled."""
-    config, data = _config(model), _data(M)
-    simulation = Simulation(config, data, partial(make_networks, config, data))
-
-    def after_one(now: Snapshot) -> bool:
-        return now.stage != "rounds"
-
-    with simulation.opened(RunFolder.create(above / str(M), configuration.render(config))):
-        simulation.run(after_one)
-        yield simulation
 
 
 @torch.no_grad()

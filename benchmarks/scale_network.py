@@ -19,14 +19,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from benchmarks.bar import Row, table
-from benchmarks.device_processes import issue_keys, spawned
+from benchmarks.device_processes import CountingServer, credentials, issue_keys, pace, port_of, spawned
 from benchmarks.scale_records import sampled
 from dpzv import config as configuration
 from dpzv.config import Config
@@ -34,9 +33,7 @@ from dpzv.network.alignment_state import LabelRecords
 from dpzv.network.device_party import DeviceParty
 from dpzv.network.feature_records import FeatureRecords
 from dpzv.network.grpc_transport import GrpcConnector, GrpcListener
-from dpzv.network.keyfiles import Credentials
 from dpzv.network.predict import Predictor
-from dpzv.network.server_party import ServerParty
 from dpzv.runtime.run_folder import RunFolder
 
 __all__ = ["rows"]
@@ -101,20 +98,10 @@ class _Service:
     predict: bool
 
 
-class _Server(ServerParty):
-    @property
-    def rounds(self) -> int:
-        return self._run.server.t if self._run is not None else 0
-
-
-def _credentials(folder: Path, name: str) -> Credentials:
-    return Credentials(folder / name / f"{name}.crt", folder / name / f"{name}.key", folder / name / "ca.crt")
-
-
 async def _take_part(asked: _Order, parties: dict[int, DeviceParty]) -> None:
     """Let devices take part until the server says that it is over."""
     at = f"127.0.0.1:{asked.port}"
-    names = {m: _credentials(asked.folder, f"device-{m}") for m in parties}
+    names = {m: credentials(asked.folder, f"device-{m}") for m in parties}
     await asyncio.gather(*(party.run(GrpcConnector(at, names[m], "server")) for m, party in parties.items()))
 
 
@@ -148,41 +135,20 @@ async def _serve(asked: _Service, pipe: Connection) -> float:
     case, config = asked.case, asked.case.config(asked.folder)
     y = np.random.default_rng(9).integers(0, 2, case.D)
     labels = LabelRecords(case.hashes(), y, "binary", 2, "made up", "a key")
-    listener = GrpcListener("127.0.0.1:0", _credentials(asked.folder, "server"))
+    listener = GrpcListener("127.0.0.1:0", credentials(asked.folder, "server"))
     if asked.predict:
         predictor = Predictor(config, labels, RunFolder.existing(asked.folder / "run"), case.hashes)
         predicting = asyncio.create_task(predictor.run(listener, 600))
-        await _tell_port(listener, predicting, pipe)
+        pipe.send(await port_of(listener, predicting))
         assert len(await predicting) == case.D
         return 0.0
-    server = _Server(config, labels, RunFolder.create(asked.folder / "run", configuration.render(config)))
+    server = CountingServer(config, labels, RunFolder.create(asked.folder / "run", configuration.render(config)))
     del y, labels  # the server holds them
     serving = asyncio.create_task(server.run(listener))
-    await _tell_port(listener, serving, pipe)
-    seconds = await _pace(server, serving, case.rounds)
+    pipe.send(await port_of(listener, serving))
+    rate = await pace(server, serving, case.rounds)
     await serving
-    return seconds
-
-
-async def _tell_port(listener: GrpcListener, serving: asyncio.Task[Any], pipe: Connection) -> None:
-    while not listener.port:
-        if serving.done():
-            serving.result()
-        await asyncio.sleep(0.01)
-    pipe.send(listener.port)
-
-
-async def _pace(server: _Server, serving: asyncio.Task[Any], rounds: int) -> float:
-    """Seconds of a round, between a tenth and nine tenths of all rounds."""
-    seen = []
-    for share in (0.1, 0.9):
-        while server.rounds < share * rounds:
-            if serving.done():
-                serving.result()
-            await asyncio.sleep(0.002)
-        seen.append((time.perf_counter(), server.rounds))
-    (start, first), (end, last) = seen
-    return (end - start) / (last - first)
+    return 1 / rate
 
 
 class _Federation:

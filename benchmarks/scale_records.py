@@ -13,7 +13,6 @@ first checkpoint is written and rounds are run. Pages of the mapped files are th
 
 from __future__ import annotations
 
-import re
 import shutil
 import statistics
 import sys
@@ -28,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.bar import Row, table
+from benchmarks.bar import Row, status_bytes, table
 from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset, Records, from_arrays
@@ -37,7 +36,7 @@ from dpzv.runtime.journal import Snapshot
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import Simulation
 
-__all__ = ["anonymous", "rows", "sampled"]
+__all__ = ["anonymous", "filled", "rows", "sampled"]
 
 SMALL, MIDDLE, LARGE = 60_000, 1_000_000, 10_000_000
 M, E, COLUMNS, TESTS = 4, 16, 8, 1000
@@ -101,18 +100,24 @@ def _data(D: int, folder: Path) -> Dataset:
 
 @contextmanager
 def _opened(D: int, above: Path) -> Iterator[Simulation]:
-    """A simulated run whose table is filled, whose first checkpoint is written, and which has run a round."""
-    folder = above / str(D)
+    """A run over D records whose table is filled."""
+    folder, began = above / str(D), time.perf_counter()
     folder.mkdir()
-    config, data, began = _config(folder), _data(D, folder), time.perf_counter()
+    with filled(_config(folder), _data(D, folder), folder / "run") as simulation:
+        print(f"records: D={D:,} is ready after {time.perf_counter() - began:.0f} s", file=sys.stderr)
+        yield simulation
+
+
+@contextmanager
+def filled(config: Config, data: Dataset, folder: Path) -> Iterator[Simulation]:
+    """A simulated run whose table is filled, whose first checkpoint is written, and which has made a round."""
     simulation = Simulation(config, data, partial(make_networks, config, data))
 
     def after_one(now: Snapshot) -> bool:
         return now.stage != "rounds"
 
-    with simulation.opened(RunFolder.create(folder / "run", configuration.render(config))):
+    with simulation.opened(RunFolder.create(folder, configuration.render(config))):
         simulation.run(after_one)
-        print(f"records: D={D:,} is ready after {time.perf_counter() - began:.0f} s", file=sys.stderr)
         yield simulation
 
 
@@ -135,9 +140,7 @@ def _ratios(large: Simulation, small: Simulation) -> tuple[float, float]:
 
 def anonymous() -> int:
     """Bytes of memory that this process holds for itself, not those of mapped files."""
-    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
+    return status_bytes("RssAnon")
 
 
 @contextmanager

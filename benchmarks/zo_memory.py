@@ -7,7 +7,6 @@ just before the model is built.
 from __future__ import annotations
 
 import math
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.bar import Row
+from benchmarks.bar import Row, status_bytes
 from dpzv.methods.rules import Uplink, make_device_rule
 from dpzv.methods.steps import Steps
 
@@ -54,9 +53,9 @@ def main() -> None:
     build, act = MODELS[sys.argv[1]], ACTIONS[sys.argv[2]]
     small = nn.Linear(8, 8)
     act(small, torch.zeros(64, 8))  # what torch loads on first use does not count as part of the model
-    before, earlier_peak = _status("VmRSS"), _status("VmHWM")
+    before, earlier_peak = status_bytes("VmRSS"), status_bytes("VmHWM")
     act(*build())
-    peak = _status("VmHWM")
+    peak = status_bytes("VmHWM")
     assert peak > earlier_peak, "the model is too small to be seen above what importing torch took"
     print(peak - before)
 
@@ -83,13 +82,6 @@ def _round(module: nn.Module, x: Tensor, K: int = 1) -> None:
 @torch.no_grad()
 def _inference(module: nn.Module, x: Tensor) -> None:
     module(x)
-
-
-def _status(field: str) -> int:
-    """A size from the kernel's account of this process, in bytes."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {"stack": _stack, "table": _table}

@@ -86,7 +86,7 @@ class TrainSection(Section, frozen=True):
     schedule: terms.Schedule = "constant"  # how steps fall over the rounds
     seed: int = 0  # public: fixes starts, directions and batches, and never secret noise
     eval_every: int = 200  # rounds between two evaluations on the test records
-    target: tuple[float, ...] = ()  # test metrics whose first passing is recorded (round, bytes, seconds)
+    target: tuple[float, ...] = ()  # test accuracies; when each is first passed is recorded (round, bytes, s)
 
 
 class HeadSection(Section, frozen=True):

@@ -28,10 +28,10 @@ HELD_OUT = 10
 """One record in this many is held out for evaluation."""
 
 SPEEDS = ("devices.bandwidth", "devices.compute", "devices.latency")
-"""The keys of the section `devices` that `fit` accepts; the others describe networks, which are given here."""
+"""The keys of the section `devices` that `fit` accepts; the others describe networks, which the caller has given."""
 
 LARGE = 50_000
-"""Weights beyond which several threads surely help a network."""
+"""With more weights a network surely gains by several threads."""
 
 
 class Federation:
@@ -126,7 +126,7 @@ class Federation:
 
     @property
     def epsilon_spent(self) -> float:
-        """An estimate of what was spent until the last evaluation, never above the claim; also if `fit` was stopped."""
+        """An estimate of what was spent until the last evaluation, never above the claim; kept if `fit` was stopped."""
         return self._epsilon_spent
 
     def save(self, folder: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""The audit: every strategy against one target, each bounded at a share of the overall confidence."""
+"""The audit: every strategy attacks one target, and all their bounds together hold at one confidence."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ CONFIDENCE = 0.9999
 class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     """A named attack. `most` bounds its runs per world where more would show nothing new.
 
-    `head` names the only head rule to which it applies; if it is empty, it applies to all of them. `directions` is the
-    least number of directions a message to which it applies.
+    It applies to the head rule `head` only (empty: to all of them), and to messages with at least `directions`
+    directions.
     """
 
     name: str
@@ -125,23 +125,21 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
 
     @property
-    def shown(self) -> float:
-        """The larger of its two bounds."""
-        return max(self.lower_bound, self.plain_bound)
-
-    @property
     def above(self) -> bool:
         """Whether any strategy shows more than is claimed."""
         return any(finding.above for finding in self.findings)
 
 
 def strategies(directions: int) -> tuple[Strategy, ...]:
-    """Those for this many directions a message; the confidence is shared between them, whatever the head is."""
+    """The strategies for this many directions a message; they share the confidence, whatever the head rule is."""
     return tuple(strategy for strategy in STRATEGIES if strategy.directions <= directions)
 
 
 def attack(target: Target, strategy: Strategy, trials: int, share: int = 0) -> Finding:
-    """One strategy with at most `trials` runs per world, one of `share`; default: of all for so many directions."""
+    """Play one strategy with at most `trials` runs per world; it shares the confidence with `share` - 1 others.
+
+    By default all strategies for the directions of the target share it.
+    """
     runs = min(whole("trials", trials, 1), strategy.most)
     evidence = strategy.play(target, runs)
     alpha = (1 - CONFIDENCE) / (share or len(strategies(target.config.train.directions)))
@@ -151,15 +149,15 @@ def attack(target: Target, strategy: Strategy, trials: int, share: int = 0) -> F
 
 
 def audit(target: Target, trials: int, observe: Callable[[Finding], None], whole: int = 0, networked: int = 0) -> Audit:
-    """Run every strategy that applies, and so many `whole` and `networked` runs; `observe` sees each finding.
+    """Play every strategy that applies, and the two of whole runs with `whole` and `networked` runs per world.
 
-    All strategies but those of whole runs attack the releases of dpzv.
+    `observe` is told each finding. Whole runs are made with any method; all other strategies attack dpzv's releases.
     """
     method, findings = target.config.train.method, []
     entire = [(strategy, runs) for strategy, runs in ((WHOLE, whole), (NETWORKED, networked)) if runs]
     if method != "dpzv" and not entire:
         raise ConfigError(
-            f"without whole runs an audit attacks dpzv's releases, got method '{method}'; add --whole 100."
+            f"an audit without --whole attacks the releases of dpzv, got method '{method}'; add --whole 100."
         )
     chosen = strategies(target.config.train.directions) if method == "dpzv" else ()
     plays = [(strategy, trials) for strategy in chosen if strategy.head in ("", target.config.head.rule)]

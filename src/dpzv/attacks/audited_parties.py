@@ -55,7 +55,7 @@ class WatchedDevice(DeviceParty):
 
 
 class MortalServer(ServerParty):
-    """A server that can be asked when half of its rounds are made."""
+    """A server that draws from `noise`, and tells when half of its rounds are made."""
 
     noise: NoiseSource
 

@@ -34,11 +34,13 @@ def probe(
 ) -> torch.Tensor:
     """An embedding h [k] of device m for which +h and -h give a large `delta_zo`, negative for the first label only.
 
-    Large means at least `least`, far beyond the clip, and a loss that changes by 2, which no step of w_0 undoes; where
-    it need not be `lasting`, twice the clip. The shortest of the lengths tried that reaches it is taken, or the best if
-    none does. With one direction the midpoint of +h and -h is 0, so the table stays as it was. With more the table
-    keeps -h. So a device that comes later must look for its own in the row of the same `record`, and a change of 1/4
-    has to do: where one label is certain already, only huge embeddings would change its loss.
+    Large means at least `least`, at least 8 times the clip, and a loss that changes by 2, which no step of w_0 undoes.
+    Where it need not be `lasting`, twice the clip is enough. Of the lengths tried the shortest that is large enough is
+    taken, or the best if none is.
+
+    With one direction the table keeps the midpoint of +h and -h, which is 0, so it stays as it was. With more it keeps
+    -h. A device that comes later must therefore look for its own embedding beside the row of the same `record`. There a
+    change of 1/4 is enough: where one label is certain already, only huge embeddings would change its loss by more.
     """
     rule, table = machine.run.server.method, machine.run.server.table
     lam = per_device("train.lam", machine.run.config.train.lam, machine.plan.M)[m - 1]

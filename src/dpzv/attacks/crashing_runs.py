@@ -30,7 +30,7 @@ LARGE = 4.0
 
 
 class _Crash(Exception):
-    """Ends a run as the death of its process would, as far as this process can."""
+    """Ends a run in the middle, as the death of its process would."""
 
 
 def small(config: Config) -> Config:

@@ -40,7 +40,7 @@ SEEN = 8
 """Columns of what is seen that the generative model takes."""
 
 UPLOADS = (0, 1, 2, 4, 8, 16, 32)
-"""After how many uploads of each record it is seen how much the server could rebuild."""
+"""Numbers of uploads of a record after which it is measured how much the server could rebuild."""
 
 SAMPLE = 200
 """Records that are rebuilt where equations are solved."""
@@ -142,14 +142,14 @@ def generated(x: Rows, y: Rows, asked: Rows) -> Values:
 def sent_to_server(member: Member) -> Iterator[tuple[int, Tried]]:
     """What the server could rebuild of a device's features, after some uploads of each record beside the first fill.
 
-    Starts, directions and answers are no secret from the server, so it knows the device's weights in every round. Of a
-    device whose network is a straight line every number that it sends is a linear equation in a record's features, and
-    no auxiliary record is needed. Of other networks a model is taught by auxiliary records, from as many of the uploads
-    as explain them best.
+    Starts, directions and answers are no secret from the server, so it knows the device's weights in every round. If
+    the device's network is linear, every number that it sends is a linear equation in a record's features, and no
+    auxiliary record is needed. For other networks auxiliary records teach a model, from as many of the uploads as
+    explain them best.
     """
     x = _plain(member.view.x_train)
     linear = _is_linear(member)
-    chosen = member.first[: SAMPLE if linear else TAUGHT].copy()  # no record takes part more often than these
+    chosen = member.first[: SAMPLE if linear else TAUGHT].copy()  # the first batch: no record takes part more often
     place = {int(i): n for n, i in enumerate(chosen)}
     middle = np.median(x, axis=0)
     columns = np.argsort(-x.std(axis=0), kind="stable")[:COLUMNS]
@@ -176,7 +176,7 @@ def sent_to_server(member: Member) -> Iterator[tuple[int, Tried]]:
 
 
 def explains(seen: Rows, x: Rows) -> float:
-    """How well what was sent explains the known records if each is left out in turn; too many columns explain less."""
+    """How well what was sent predicts the known records, each left out in turn; columns that say nothing lower it."""
     known = _auxiliary(len(x))
     scale = np.maximum(x[known].std(axis=0), 1e-6)
     telling = scale > 1e-6
@@ -184,7 +184,7 @@ def explains(seen: Rows, x: Rows) -> float:
 
 
 def _is_linear(member: Member) -> bool:
-    """Whether the device's network is a straight line over plain columns, as it is at points that nobody holds."""
+    """Whether the device's network is linear (with an intercept) in plain columns; it is tried at random points."""
     x = member.view.x_train
     if x.dtype != torch.float32 or x.ndim != 2:
         return False
@@ -194,7 +194,10 @@ def _is_linear(member: Member) -> bool:
 
 
 def _at_units(member: Member, position: int | None) -> tuple[Rows, Rows]:
-    """What the device sends for nothing [k] and what each column adds to that [d, k], at a position of its schedule."""
+    """What the device sends for a record of zeros [k], and what a 1 in each column adds to it [d, k].
+
+    `position` is one of its schedule; `None` is the first fill.
+    """
     x = member.view.x_train
     points = torch.cat([torch.zeros(1, x.shape[1]), torch.eye(x.shape[1])])
     if position is None:

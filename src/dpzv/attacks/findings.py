@@ -4,7 +4,7 @@ A score is the area under the ROC curve, with its error and that of a difference
 table [n, labels]: how much an attack believes in each label of each record. For several labels the area is the mean
 over labels of "this one against all others". A guess about several yes-or-no questions [n, c] is scored by answers
 [n, c]; the area is the mean over the questions. 1/2 is blind guessing, 1 is certainty. The ceiling is the most that any
-attack may reach against a claim: its trade-off curve, joined with what is known anyway.
+attack may reach if the claim is true: by the claim's trade-off curve together with what is known without the run.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class AttackRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `floor` is reached without the run, `unseen` on records that were not part of it, and `ceiling` is the most that the
     claim allows. `interval` is that of `score`. `leaks` says that the score is above floor and `unseen` beyond its
-    interval, `broken` that it is above the ceiling. No claim of any run is about what is not `covered`, such as what
-    the trusted server sees: there neither is said.
+    interval, `broken` that it is above the ceiling. What is not `covered`, such as what the trusted server sees, no
+    claim of any run is about; there both are false.
     """
 
     attack: str
@@ -98,7 +98,7 @@ class AttackRow(msgspec.Struct, frozen=True, kw_only=True):
 def rows_of(
     found: Sequence[tuple[str, str, Sequence[Tried]]], run: RunFacts, mu: Sequence[float | None]
 ) -> list[AttackRow]:
-    """The rows of attacks, each with its name, its target, its tries and its mu; `None` is what no claim covers."""
+    """The rows of attacks, each with its name, target and tries; `mu` has what bounds each, `None`: no claim does."""
     from scipy.special import ndtri
 
     width = -float(ndtri((1 - CONFIDENCE_OF_ROWS) / 2 / max(1, len(found))))
@@ -141,7 +141,7 @@ def _row(attack: str, target: str, tries: Sequence[Tried], run: RunFacts, of: fl
 
 
 def _together(tries: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The mean of several tries on the same records, and its error: that of one of them, and that of the draws."""
+    """The mean of several tries on the same records, and its error: that of one try and that of their choice."""
     values = np.array([value for value, _ in tries])
     drawn = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return float(values.mean()), math.hypot(float(np.mean([error for _, error in tries])), drawn)
@@ -164,7 +164,7 @@ class Area:
 
 
 def questions(guess: Values, y: NDArray[np.int64]) -> list[tuple[Values, NDArray[np.bool_]]]:
-    """A guess as yes-or-no questions: a number [n] and the answer [n] for each; those of one answer are left out."""
+    """A guess as yes-or-no questions: a number [n] and the answer [n] for each; those with one answer are left out."""
     if y.ndim == 2:
         asked = [(guess[:, j], y[:, j] == 1) for j in range(y.shape[1])]
     elif guess.shape[1] == 2:
@@ -189,7 +189,7 @@ def difference(first: Area, second: Area, *, paired: bool) -> tuple[float, float
 
 
 def _binary_area(score: Values, positive: NDArray[np.bool_]) -> Area:
-    """The area for two labels; a record's influence is n times the change of the area that it stands for."""
+    """The area for two labels; a record's influence is how far it moves the area, times the number of records."""
     from scipy.stats import rankdata
 
     up, down = score[positive], score[~positive]
@@ -216,7 +216,7 @@ _ROOT = 2.0**0.5
 
 
 def true_mu(plan: PrivacyPlan) -> float:
-    """A mu whose Gaussian curve lies above everything that the plan lets out, replace-one; infinity without a claim.
+    """An upper bound of the mu of all that the plan releases, for replace-one; infinity without a claim.
 
     Only the exact account of noise on the downlink is a claim against devices. With a sampled head the two curves are
     compared from a false-positive rate of 0.1 % on.
@@ -235,10 +235,10 @@ def true_mu(plan: PrivacyPlan) -> float:
 
 
 def ceiling(guess: NDArray[np.float64], y: NDArray[np.int64], mu: float) -> float:
-    """The largest area under the curve of any attack that has `guess` [n, labels] and one look through mu.
+    """The largest area under the curve of any attack that has `guess` [n, labels] and sees one mu-GDP release.
 
-    What the guess says is taken at its best: the likelihood ratio along the upper hull of its ROC curve. The look adds
-    the likelihood ratio of a Gaussian that is shifted by mu, as the definition of Gaussian DP allows and no more.
+    The guess is used as well as possible: by its likelihood ratio along the upper hull of its ROC curve. The release
+    adds the likelihood ratio of a Gaussian that is shifted by mu, which is the most that Gaussian DP allows.
     """
     if math.isinf(mu):
         return 1.0
@@ -256,7 +256,7 @@ def _binary_ceiling(score: NDArray[np.float64], positive: NDArray[np.bool_], mu:
     down = np.bincount(where[~positive], minlength=len(levels)) / np.count_nonzero(~positive)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.log(levels) - np.log1p(-levels)
-        apart = ratio[:, None] - ratio[None, :]  # infinities that meet are of no record pair of both kinds
+        apart = ratio[:, None] - ratio[None, :]  # inf - inf: a level at which all records have one label
         apart[np.isnan(apart)] = 0.0
         odds = ndtr((apart + mu * mu) / (mu * _ROOT)) if mu > 0 else 0.5 + 0.5 * np.sign(apart)
     return float(up @ odds @ down)

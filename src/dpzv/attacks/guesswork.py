@@ -29,7 +29,7 @@ class Known:
 
 
 def draw(y: NDArray[np.int64], labels: int, each: int, number: int) -> Known:
-    """`each` known records of each label (at most half of them), the draw called `number`."""
+    """Choose `each` known records of each label (at most half of them); every `number` gives another choice."""
     generator = numpy_generator("auxiliary records", each, number)
     found = []
     for label in range(labels):

@@ -45,10 +45,11 @@ Rows = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Insight:
-    """What a coalition has after it has read its views, of the records of `sample`: features, rows as it started and
-    ended, and what the releases say of each record by itself; of others `None` if they say nothing.
+    """What a coalition knows of the records of `sample` after it has read its views.
 
-    Each is a table for train records and one for test records. `truth` has the labels of these records.
+    `own` are its features, `start` and `end` its rows before and after training, and `by_record` is what the releases
+    say of each record by itself. Each has a table for train records and one for test records; the latter is `None`
+    where the releases say nothing of them. `truth` has the labels of these records.
     """
 
     sample: Scored
@@ -61,19 +62,14 @@ class Insight:
 
 
 def label_attacks(coalition: Coalition, truth: Truth, sigma_dp: float) -> tuple[list[tuple[str, list[Tried]]], Insight]:
-    """Each attack's name with its tries, and the evidence that attacks on features go on with.
-
-    The likelihood ratio and model completion, which need that evidence only, are not among them.
-    """
+    """Each attack's name with its tries, and the insight that `ratio`, `completion` and attacks on features need."""
     known = draw(truth.train, truth.labels, KNOWN, 0)
     reads = coalition.members[0].view.config.train.method in READS and truth.task != "regression"
-    return (_from_means if reads else _from_gradients)(coalition, truth, known, sigma_dp)
+    return _from_means(coalition, truth, known, sigma_dp) if reads else _from_gradients(coalition, truth, known)
 
 
-def _from_gradients(
-    coalition: Coalition, truth: Truth, known: Known, sigma_dp: float
-) -> tuple[list[tuple[str, list[Tried]]], Insight]:
-    """Attacks on what came back for single records; nothing did from methods that return means."""
+def _from_gradients(coalition: Coalition, truth: Truth, known: Known) -> tuple[list[tuple[str, list[Tried]]], Insight]:
+    """Attacks on gradients of single records; a regression whose method returns means has only the insight."""
     sample = sampled(np.setdiff1d(coalition.took, known.ids), np.arange(len(truth.test)))
     own, start = _tables(coalition.own, sample), _tables(coalition.rows, sample)
     taught = coalition.own(known.ids), coalition.rows(known.ids)

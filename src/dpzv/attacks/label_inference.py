@@ -1,7 +1,7 @@
 """Labels from what came back: from means over batches, and from gradients of single records.
 
-Each attack gives a guess for the train records, and where it can, one for other records that stood in their places
-without being part of the run. What it knows of those is what it knows of everybody, and no leak.
+Each attack guesses the train records and, where it can, other records in their places, which were not part of the run.
+What it knows of those it knows of everybody, so it is no leak.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 Values = NDArray[np.float64]
 
 NOISES = tuple(10.0**k for k in range(-4, 3))
-"""Deviations of what the stand-in gets wrong, in units of that of the totals, of which the likeliest is taken."""
+"""Deviations that the errors of a stand-in may have, in units of that of the totals; the likeliest is taken."""
 
 WEIGHTS = (0.0, *(10.0 ** (k / 2) for k in range(-6, 1)))
 """What the likelihood ratio may be multiplied with before it is added to what is known without the run."""

@@ -27,7 +27,7 @@ __all__ = ["READS", "Readings", "read"]
 
 Array = NDArray[np.float32]
 Reading = tuple[float, Array, Array | None, float]
-"""A returned number, and the embeddings [B, k] of whose losses it is the mean: of (first - second) / radius."""
+"""A number, embeddings h, g [B, k] and a radius: it is the mean of (loss(h) - loss(g)) / radius, or of loss(h)."""
 
 MOST = 20_000_000
 """Numbers in the measurements of one attack; later rounds are left out once there are so many."""

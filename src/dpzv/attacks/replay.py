@@ -98,7 +98,7 @@ class Member:
             h = self._sent(message) if view.sent is None else tuple(view.sent[position])
             yield Turn(t, self.m, position, ids, bounded(h)[0], Delta)
             if facts.backpropagates and self._asked:
-                device.upload()  # whoever looked at the turn has asked what would be sent for other records
+                device.upload()  # the device must go back through this batch, not through the records of `sent_for`
             self._asked = False
             device.receive(Release(t, self.m, position, Delta))
 
@@ -110,7 +110,7 @@ class Member:
 
 @dataclass(slots=True, eq=False)
 class Coalition:
-    """Devices that put together what they saw. Each has its columns in rows of all M devices; others' stay 0."""
+    """Devices that put together what they saw. A row has the columns of all M devices; those of others stay 0."""
 
     members: list[Member]
     columns: dict[int, slice] = field(init=False)
@@ -138,7 +138,7 @@ class Coalition:
         return others
 
     def start(self, *, test: bool = False) -> NDArray[np.float32]:
-        """Rows [D, width] of all train or all test records at the start; asked first before any turn."""
+        """Rows [D, width] of all train or all test records at the start; it must be asked for before the first turn."""
         if test not in self._start:
             self._start[test] = self.rows(test=test)
         return self._start[test]

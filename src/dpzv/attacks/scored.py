@@ -17,7 +17,7 @@ MOST_SCORED = 20_000
 """Train records by which an attack is scored."""
 
 MOST_OTHERS = 10_000
-"""Records that were not part of the run and by which it is scored, too."""
+"""Records that were not part of the run, by which an attack is scored, too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +43,7 @@ class Scored:
 
 
 def truth_of(data: Dataset) -> Truth:
-    """The labels of a data set; of a number it is asked whether it is above the median."""
+    """The labels of a data set; those that are numbers become whether they are above the median."""
     if data.task == "regression":
         middle = np.median(data.y_train)
         return Truth(data.task, 2, (data.y_train > middle).astype(np.int64), (data.y_test > middle).astype(np.int64))

@@ -87,7 +87,7 @@ def _outputs(
 ) -> list[NDArray[np.float32]]:
     """The final head's outputs for these test records, as somebody may be given them; none of an unfinished run.
 
-    `replayed` are all devices at the end of the run, if somebody has replayed it already.
+    `replayed` are all devices at the end of the run, if it has been replayed already.
     """
     if not (run / "summary.json").exists():
         return []

@@ -9,6 +9,7 @@ import typer
 
 from dpzv.cli.options import JsonOutcome, Recipe, Sets, tree_of
 from dpzv.cli.watching import warnings
+from dpzv.errors import PrivacyRefused
 
 if TYPE_CHECKING:
     from dpzv.attacks.audit import Audit, Finding
@@ -20,17 +21,18 @@ def audit(
     recipe: Recipe,
     set_: Sets,
     trials: Annotated[
-        int, typer.Option("--trials", min=1, help="Runs in each of the two worlds; more give a closer bound.")
+        int,
+        typer.Option(
+            "--trials", min=1, help="Runs in each of two worlds, which differ in one record; more give a closer bound."
+        ),
     ] = 10_000,
     whole: Annotated[
         int,
-        typer.Option(
-            "--whole", min=0, help="Whole runs in each world, with starts, a crash and a resume; for rivals too."
-        ),
+        typer.Option("--whole", min=0, help="Whole runs in each world, with starts, a crash and a resume; any method."),
     ] = 0,
     networked: Annotated[
         int,
-        typer.Option("--networked", min=0, help="The same between a server and devices that talk; a second each."),
+        typer.Option("--networked", min=0, help="Whole runs between a server and devices that talk; a second each."),
     ] = 0,
     json: JsonOutcome = False,
 ) -> None:
@@ -44,7 +46,6 @@ def audit(
     from dpzv.attacks.audit import audit as run_audit
     from dpzv.attacks.target import target_of
     from dpzv.cli.show import json_text
-    from dpzv.errors import PrivacyRefused
     from dpzv.runtime.run_plan import noise_of
 
     config = configuration.parse(tree_of(recipe, set_))
@@ -62,8 +63,9 @@ def audit(
         _show(outcome)
     if outcome.above:
         raise PrivacyRefused(
-            f"the strategy '{outcome.strategy}' shows an epsilon of at least {outcome.shown:.4g} where "
-            f"{outcome.claim:g} is claimed; do not rely on the claim before the cause is found."
+            f"the strategy '{outcome.strategy}' shows an epsilon of at least "
+            f"{max(outcome.lower_bound, outcome.plain_bound):.4g} where {outcome.claim:g} is claimed; do not rely on "
+            "the claim before the cause is found."
         )
 
 

@@ -1,4 +1,4 @@
-"""`dpzv check`: would a party, or the run that parties agree on, be refused? Nobody else is needed to know."""
+"""`dpzv check`: would a party, or the run that parties agree on, be refused? It asks nobody else."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def check(
 
 
 def _run(path: Path) -> Config:
-    """Check an agreed run by itself, as if its records were one batch: how many there are, no file of it says."""
+    """Check an agreed run by itself, as if its records were one batch, since it does not say how many there are."""
     from dpzv.runtime.party_file import agreed_run, check_agreed
     from dpzv.runtime.run_plan import batch_of, plan_of
 

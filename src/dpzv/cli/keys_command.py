@@ -1,4 +1,4 @@
-"""`dpzv keys`: an authority for the federation, a certificate per party, a list of revoked ones, what is in them."""
+"""`dpzv keys`: make an authority, issue certificates to parties, revoke them, show what they say."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def init(
     days: Annotated[int, typer.Option("--days", help="How long the authority is valid.")] = 3650,
     keep_alignment: Annotated[
         Path | None,
-        typer.Option("--keep-alignment", help="The folder of the authority it takes the place of: runs go on."),
+        typer.Option("--keep-alignment", help="The folder of the authority that it replaces; runs go on with its key."),
     ] = None,
 ) -> None:
     """Make a certificate authority, and the key with which parties hash record ids.
@@ -41,7 +41,7 @@ def init(
     typer.echo(
         f"{out / 'ca.crt'}: valid until {authority.certificate.not_valid_after_utc:%Y-%m-%d}; every party gets it"
     )
-    typer.echo(f"{out / 'ca.key'}: secret; it stays here, whoever has it can pose as any party")
+    typer.echo(f"{out / 'ca.key'}: secret; keep it here, since whoever has it can pose as any party")
     typer.echo(f"{out / 'alignment.key'}: secret of the parties; hashes record ids")
 
 

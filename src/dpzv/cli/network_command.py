@@ -1,4 +1,4 @@
-"""`dpzv server`, `dpzv device` and `dpzv predict`: the same training between organisations."""
+"""`dpzv server`, `dpzv device` and `dpzv predict`: training and predictions between organisations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def server(
     json: Annotated[bool, typer.Option("--json", help="Print the summary or the status as JSON.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Hold the labels and train with the devices; after a crash or a stop the same command goes on.
+    """Hold the labels and train with the devices; after a crash or a stop the same command continues the run.
 
     Example: dpzv server server.toml
     """
@@ -60,7 +60,7 @@ def device(
     stay: Annotated[bool, typer.Option("--stay", help="Stay after training, to take part in predictions.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Hold features and take part in the server's run; after a crash or a stop the same command goes on.
+    """Hold features and take part in the server's run; after a crash or a stop the same command continues it.
 
     Example: dpzv device weather.toml
     """
@@ -78,7 +78,7 @@ def predict(
     party: PartyFile,
     ids: Annotated[Path, typer.Option("--ids", help="A text file with one record id a line.")],
     out: Annotated[
-        Path, typer.Option("--out", help="The CSV file to write: id, prediction, and what is known about classes.")
+        Path, typer.Option("--out", help="The CSV file to write: ids, predictions, probabilities of classes.")
     ],
     seconds: Annotated[float, typer.Option("--seconds", help="How long to wait for the devices.")] = 120.0,
     quiet: Quiet = False,

@@ -55,9 +55,11 @@ Recipe = Annotated[
 Sets = Annotated[list[str], _sets("Change one key; repeatable.")]
 SetsOfAll = Annotated[list[str], _sets("Change one key of all runs; repeatable.")]
 Methods = Annotated[str, typer.Option("--methods", help="Methods, separated by commas.")]
-Account = Annotated[Accounting, typer.Option("--accounting", help="The published noise rule, or a guarantee.")]
+Account = Annotated[
+    Accounting, typer.Option("--accounting", help="exact: a guarantee; paper: the published rule, no guarantee.")
+]
 Settings = Annotated[
-    Path | None, typer.Option("--settings", help="What each method changes in the recipe; default: as shipped.")
+    Path | None, typer.Option("--settings", help="TOML: what each method changes in the recipe; default: as shipped.")
 ]
 Jobs = Annotated[int, typer.Option("--jobs", min=0, help="Runs at once; 0: as cores and memory allow.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no table; errors only.")]
@@ -74,13 +76,13 @@ class Comparison:
     recipe: Recipe
     set_: SetsOfAll
     methods: Methods = ALL
-    epsilon: Annotated[str, typer.Option("--epsilon", help="Numbers or inf, separated by commas.")] = "1"
+    epsilon: Annotated[str, typer.Option("--epsilon", help="Budgets, separated by commas; inf: no privacy.")] = "1"
     widths: Annotated[
         str,
         typer.Option(
             "--widths",
-            help="Show what training buys at these numbers a record and device (devices.embedding), e.g. 1,2,4,8,16: "
-            "untrained, trained, trained without noise, by backpropagation, and each party alone at the first epsilon.",
+            help="Show what training buys where a device sends so many numbers a record (devices.embedding), such as "
+            "1,2,4,8,16; beside it untrained devices, training without noise, backpropagation, each party alone.",
             show_default=False,
         ),
     ] = ""

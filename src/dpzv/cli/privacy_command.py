@@ -15,7 +15,7 @@ import click
 import msgspec
 import typer
 
-from dpzv.cli.options import Json, with_options
+from dpzv.cli.options import Account, Json, with_options
 from dpzv.declarations import HEAD_RULES
 from dpzv.errors import ConfigError
 
@@ -69,8 +69,10 @@ class PlanOptions:
     devices: Annotated[int, typer.Option("--devices", help="Devices M.")]
     clip: Annotated[float, typer.Option("--clip", help="Clip C, for each direction.")] = 1.0
     directions: Annotated[int, typer.Option("--directions", help="Directions a message K.")] = 1
-    neighbours: Annotated[Literal["replace-one", "zero-out"], typer.Option("--neighbours")] = "replace-one"
-    accounting: Annotated[Literal["exact", "paper"], typer.Option("--accounting")] = "exact"
+    neighbours: Annotated[
+        Literal["replace-one", "zero-out"], typer.Option("--neighbours", help="How one record differs.")
+    ] = "replace-one"
+    accounting: Account = "exact"
     head: Annotated[str, typer.Option("--head", help="How w_0 moves.", click_type=click.Choice(list(HEAD_RULES)))] = (
         "frozen"
     )
@@ -175,7 +177,7 @@ def close(
 class TheoryOptions:
     """The options of `dpzv privacy theory`."""
 
-    F: Annotated[float, typer.Option("--F", help="Loss at the start above its infimum.")]
+    F: Annotated[float, typer.Option("--F", help="How far the loss at the start is above its infimum.")]
     L: Annotated[float, typer.Option("--L", help="Smoothness.")]
     l: Annotated[float, typer.Option("--l", help="Lipschitz constant.")]  # noqa: E741 (the paper's letter)
     sigma_s: Annotated[float, typer.Option("--sigma-s", help="Deviation of a record's gradient.")]
@@ -186,17 +188,17 @@ class TheoryOptions:
     D: Annotated[int, typer.Option("--records", help="Records.")]
     mu: Annotated[float, typer.Option("--mu", help="Budget mu.")]
     q_m: Annotated[
-        list[float] | None, typer.Option("--q-m", help="Its share of the rounds; once for each; default: equal shares.")
+        list[float] | None, typer.Option("--q-m", help="A device's share of the rounds; once for each; default: equal.")
     ] = None
     tau: Annotated[int, typer.Option("--tau", help="Largest delay in rounds.")] = 0
-    C: Annotated[float | None, typer.Option("--clip", help="Clip; default: the least the theorem admits.")] = None
+    C: Annotated[float | None, typer.Option("--clip", help="Clip; default: 1.5 times the least admitted.")] = None
     json: Json = False
 
 
 @app.command()
 @with_options(TheoryOptions)
 def theory(asked: TheoryOptions) -> None:
-    """The convergence theorem term by term, the step, smoothing and clip it admits, and the corollary's rounds.
+    """The convergence theorem term by term; the step, smoothing and clip that it admits; the corollary's rounds.
 
     Example: dpzv privacy theory --F 2.3 --L 1 --l 1 --sigma-s 1 --d-0 2000 --d-m 1000 --d-m 500 --batch 512
     --rounds 10000 --records 60000 --mu 0.27
@@ -216,7 +218,7 @@ def theory(asked: TheoryOptions) -> None:
     values["loss_bias"] = paper.loss_bias(constants.L, lam, d)
     values["smoothing_bias"] = paper.smoothing_bias(constants.L, lam, d)
     values["clip_bias"] = paper.clip_bias(constants, lam, clip, d)
-    # of an estimate in the largest block where the gradient vanishes: what moves the weights there
+    # of an estimate for the largest party at a point where the gradient is 0: this moves its weights there
     values["second_moment"] = paper.second_moment(constants, 0.0, d=d, lam=lam, C=clip, sigma_dp=sigma_dp)
     found = paper.bound(constants, T=T, eta=eta, lam=lam, C=clip, sigma_dp=sigma_dp)
     values |= {**dataclasses.asdict(found), "bound": found.total}

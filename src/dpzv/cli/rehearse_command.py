@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpzv.cli.options import Sets
-from dpzv.cli.train_command import ALONE, Quiet, refuse_used, runs_beside
-from dpzv.cli.watching import Watchable, at_once, watched
+from dpzv.cli.train_command import ALONE, Quiet, refuse_used, runs_beside, trained
 
 if TYPE_CHECKING:
     from dpzv.runtime.rehearsal import Rehearsed
@@ -47,7 +46,6 @@ def rehearse(
     from dpzv.cli.show import result
     from dpzv.network.prediction_files import write_predictions
     from dpzv.runtime.rehearsal import predicted, rehearsed, rehearsed_tree
-    from dpzv.runtime.run import load_whole, start
 
     folder = out or Path("runs") / f"rehearsal-{time.strftime('%Y%m%d-%H%M%S')}"
     refuse_used(folder, "frozen", "alone-*")
@@ -58,13 +56,7 @@ def rehearse(
     if not quiet:
         typer.echo(f"{LOOK}\n")
         _tell_shared(shared)
-    asked = [*runs_beside("frozen,alone", tree, config), ("", "", config)]
-    whole = load_whole(config)
-    runs = [
-        Watchable(name, folder / inner, partial(start, other, folder / inner, whole=whole))
-        for name, inner, other in asked
-    ]
-    summaries = watched(runs, float("inf"), quiet=quiet, threads=at_once([other for _, _, other in asked]))
+    summaries = trained(list(runs_beside("frozen,alone", tree, config)), folder, quiet=quiet)
     result(summaries, folder, quiet=quiet, json=False)
     if not quiet:
         for sentence in suspicions(summaries):
@@ -98,7 +90,7 @@ def remarks(shared: Rehearsed) -> list[str]:
     found, named = shared.found, shared.data.devices
     told = [
         f"{name}: {rows - known:,} of its {rows:,} ids, more than half, are unknown to the server; compare how both "
-        "write ids, unless that is what you expect."
+        "write ids, unless you expect this."
         for name, rows, known in zip(named, found.sizes[1:], found.with_server[1:], strict=True)
         if known * 2 < rows
     ]

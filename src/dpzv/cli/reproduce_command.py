@@ -32,7 +32,7 @@ ALL = "all"
 class Reproduction:
     """The options of `dpzv reproduce`."""
 
-    name: Annotated[str, typer.Argument(help="An item, e.g. fig-convergence; tuning for the trials; or all.")]
+    name: Annotated[str, typer.Argument(help="An item, such as fig-convergence; tuning: all trials; all: everything.")]
     set_: options.SetsOfAll
     data: Annotated[
         list[str],
@@ -45,10 +45,10 @@ class Reproduction:
         ),
     ]
     scale: Annotated[
-        Literal["smoke", "full"], typer.Option("--scale", help="smoke: a few rounds on made-up sizes, to see it work.")
+        Literal["smoke", "full"], typer.Option("--scale", help="smoke: a few rounds on few records, to see it work.")
     ] = "full"
     budget: Annotated[
-        float, typer.Option("--budget", help="Seconds after which runs are kept as they are; call again to go on.")
+        float, typer.Option("--budget", help="Seconds after which runs stop; the same command continues them.")
     ] = float("inf")
     list_: Annotated[bool, typer.Option("--list", help="Print the runs and their estimated seconds, and run none.")] = (
         False

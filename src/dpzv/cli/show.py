@@ -1,4 +1,4 @@
-"""How runs are shown when they end: a small table and the statement in words; and how they are asked to stop."""
+"""How runs are shown when they end (a table and the privacy statement), and how they are asked to stop."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def result(summaries: dict[str, dict[str, Any]], folder: Path, *, quiet: bool, j
         _tables(summaries, folder)
     if not all(math.isfinite(summary["test_loss"] or math.nan) for summary in summaries.values()):
         raise ConfigError(
-            f"the final head's test loss must be finite, got another in {folder}: the head diverged; start a new run "
+            f"the final head's test loss must be finite, got one that is not in {folder}: it diverged; start a new run "
             "with smaller steps (head.eta_0, train.eta_m)."
         )
 
@@ -117,7 +117,7 @@ def _untrained_row(before: Mapping[str, Any]) -> list[str]:
 
 
 def _added(summary: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    """Print a line if training has added nothing."""
+    """Print two sentences if training has added nothing."""
     if not improves(summary, before):
         statement_text(
             f"Training added nothing: untrained devices give {headline_text(before)}, the trained ones "

@@ -13,20 +13,22 @@ import msgspec
 import typer
 
 from dpzv.cli.options import Json, Recipe, Sets, tree_of, with_options
-from dpzv.cli.watching import Watchable, at_once, watched
+from dpzv.cli.watching import Summary, Watchable, at_once, watched
 from dpzv.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpzv.config import Config, Tree
 
-__all__ = ["ALONE", "recipes", "refuse_used", "resume", "runs_beside", "train"]
+    Named = tuple[str, str, Config]  # the name of a run, its folder within that of the last one, its configuration
+
+__all__ = ["ALONE", "recipes", "refuse_used", "resume", "runs_beside", "train", "trained"]
 
 ALONE = " alone"
 """What the name of a run of one party ends with."""
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no statement; errors only.")]
 JsonSummary = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
 Seconds = Annotated[
-    float, typer.Option("--max-seconds", help="Begin no further round after this time, then finish cleanly.")
+    float, typer.Option("--max-seconds", help="Begin no round after so many seconds, and finish the run.")
 ]
 
 
@@ -64,8 +66,8 @@ class Training:
         str,
         typer.Option(
             "--beside",
-            help="Run these before it and show them beside it, separated by commas: frozen (untrained devices), "
-            "frozen=WIDTH (untrained, with so many numbers a record and device), alone (each party by itself).",
+            help="Runs to make before this one and to show beside it, separated by commas: frozen (untrained devices), "
+            "frozen=WIDTH (untrained devices that send so many numbers a record), alone (each party by itself).",
             show_default=False,
         ),
     ] = ""
@@ -87,23 +89,26 @@ def train(asked: Training) -> None:
 
     tree = tree_of(asked.recipe, asked.set_)
     config = configuration.parse(tree)
-    from dpzv.runtime.run import load_whole, start  # imports torch, so the configuration is checked first
-
     folder = asked.out or Path("runs") / f"{Path(asked.recipe[0]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    made = [*runs_beside(asked.beside, tree, config), ("", "", config)]
-    refuse_used(folder, *(inner for _, inner, _ in made if inner))
-    whole = load_whole(config)  # read once: all of these runs have the same records
-    runs = [
-        Watchable(
-            name,
-            folder / inner,
-            partial(start, other, folder / inner, whole=whole, record_view=asked.record_view and not inner),
-        )
-        for name, inner, other in made
-    ]
-    threads = at_once([other for _, _, other in made])
-    summaries = watched(runs, asked.max_seconds, quiet=asked.quiet or asked.json, threads=threads)
+    runs = list(runs_beside(asked.beside, tree, config))
+    refuse_used(folder, *(inner for _, inner, _ in runs if inner))
+    quiet, record_view = asked.quiet or asked.json, asked.record_view
+    summaries = trained(runs, folder, asked.max_seconds, quiet=quiet, record_view=record_view)
     result(summaries, folder, quiet=asked.quiet, json=asked.json)
+
+
+def trained(
+    runs: list[Named], folder: Path, max_seconds: float = float("inf"), *, quiet: bool, record_view: bool = False
+) -> dict[str, Summary]:
+    """The summaries of `runs_beside`, by their names; these runs share the records, and the last one is in `folder`."""
+    from dpzv.runtime.run import load_whole, start  # imports torch, so configurations are checked first
+
+    configs, made = [config for _, _, config in runs], []
+    whole = load_whole(configs[-1])
+    for name, inner, config in runs:
+        run = partial(start, config, folder / inner, whole=whole, record_view=record_view and not inner)
+        made.append(Watchable(name, folder / inner, run))
+    return watched(made, max_seconds, quiet=quiet, threads=at_once(configs))
 
 
 def refuse_used(folder: Path, *inner: str) -> None:
@@ -118,8 +123,8 @@ def refuse_used(folder: Path, *inner: str) -> None:
         raise ConfigError(f"{folder} already holds runs that were made beside another; choose another --out.")
 
 
-def runs_beside(words: str, tree: Tree, config: Config) -> Iterator[tuple[str, str, Config]]:
-    """What `--beside` asks for: the name of each run, that of its folder within the run's, and its configuration."""
+def runs_beside(words: str, tree: Tree, config: Config) -> Iterator[Named]:
+    """The runs that `--beside` asks for, and last the run itself, which has no name and no folder of its own."""
     from dpzv import config as configuration
     from dpzv.runtime.baselines import UNTRAINED, alone, parties
 
@@ -138,6 +143,7 @@ def runs_beside(words: str, tree: Tree, config: Config) -> Iterator[tuple[str, s
         frozen = configuration.merge(configuration.merge(tree, UNTRAINED), wide)
         name = f"untrained, width {width}" if equals else "untrained devices"
         yield name, f"frozen-{width}" if equals else "frozen", configuration.parse(frozen)
+    yield "", "", config
 
 
 def resume(

@@ -70,7 +70,7 @@ class _Trial(msgspec.Struct, frozen=True):
 
 @options.with_options(Tuning)
 def tune(asked: Tuning) -> None:
-    """Try settings drawn from a file, as many for each method, and keep the best for `compare` and `train`.
+    """Try settings drawn from a file, equally many for each method, and keep the best for `compare` and `train`.
 
     Example: dpzv tune digits --methods dpzv,vafl --trials 5 --space space.toml
     """

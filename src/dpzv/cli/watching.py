@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dpzv.config import Config
     from dpzv.runtime.journal import Observer, Snapshot
 
-__all__ = ["Watchable", "at_once", "warnings", "watched"]
+__all__ = ["Summary", "Watchable", "at_once", "warnings", "watched"]
 
 Summary = dict[str, Any]
 

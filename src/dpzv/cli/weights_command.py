@@ -1,4 +1,4 @@
-"""`dpzv show weights`: the weights of linear devices by column and category, where they lie."""
+"""`dpzv show weights`: the weights of linear devices by column and category, from a run's folder or a device's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def weights(
         there = f"those of device {', '.join(map(str, sorted(files)))}" if files else "none"
         raise ConfigError(
             f"expected the weights of a finished device{f' {device}' if device else ''} in {folder}, got {there}; give "
-            "the folder of a finished run, or over a network that of the device."
+            "the folder of a finished run or, of a networked run, that of the device."
         )
     cards = [scorecard(file, m, _columns(folder, m)) for m, file in chosen.items()]
     if json:

@@ -62,14 +62,14 @@ def settings(name: str, accounting: str, file: Path | None = None) -> dict[str, 
     methods = ("all", *METHODS)
     for section, inner in values.items():
         if section not in methods:
-            raise ConfigError(f"the settings have a section '{section}'; {nearest(section, methods)}")
+            raise ConfigError(f"the section '{section}' of the settings is not known; {nearest(section, methods)}")
         if not isinstance(inner, dict) or not all(isinstance(keys, dict) for keys in inner.values()):
-            raise ConfigError(f"the settings of '{section}' must be sections such as [{section}.train].")
+            raise ConfigError(f"the settings of '{section}' must be sections such as [{section}.train]; write these.")
     return values
 
 
 def reproduction(name: str) -> dict[str, Any]:
-    """The shipped file ``reproduce/NAME.toml``: an item of `dpzv reproduce`, or what all items share."""
+    """The shipped file ``reproduce/NAME.toml``: an item of `dpzv reproduce`, or something that all items share."""
     file = resources.files(__name__) / "reproduce" / f"{name}.toml"
     return toml_of(file.read_bytes(), file.name)
 

@@ -1,4 +1,4 @@
-"""What all figures share: colours, a frame, and how they become files; SVG has text as text."""
+"""What all figures share: colours, a frame, and how they become files; words in an SVG file stay words."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def save(figure: Any, *paths: Path) -> None:
 
 
 def over_runs(runs: Sequence[Iterable[tuple[int, float, float]]]) -> tuple[list[float], list[float], list[float]]:
-    """Means of x and y over runs of (round, x, y) at the rounds that all of them have, and the deviations of y.
+    """The means of x and of y, and the deviations of y, over runs of (round, x, y) at the rounds that all of them have.
 
     A single run has no deviations.
     """

@@ -19,16 +19,7 @@ from dpzv.metrics import headline_text
 from dpzv.report.run_records import RunRecord, read_runs
 from dpzv.version import VERSION
 
-__all__ = [
-    "devices_part",
-    "escaped",
-    "numbers_part",
-    "page",
-    "privacy_part",
-    "runs_part",
-    "settings_part",
-    "write_page",
-]
+__all__ = ["page", "write_page"]
 
 ASSETS = Path(__file__).with_name("assets")
 
@@ -72,13 +63,13 @@ def page(runs: Sequence[RunRecord], renew: float = 0) -> str:
     )
     return Template(_asset("page.html")).substitute(
         policy=policy,
-        title=escaped(_title(runs)),
-        about=escaped(_about(runs, renew)),
-        runs=runs_part(runs),
-        privacy=privacy_part(runs),
-        devices=devices_part(runs),
-        settings=settings_part(runs),
-        numbers=numbers_part(runs),
+        title=_escaped(_title(runs)),
+        about=_escaped(_about(runs, renew)),
+        runs=_runs_part(runs),
+        privacy=_privacy_part(runs),
+        devices=_devices_part(runs),
+        settings=_settings_part(runs),
+        numbers=_numbers_part(runs),
         data=msgspec.json.encode(_data(runs, renew)).decode().replace("<", "\\u003c"),
         version=VERSION,
         style=style,
@@ -136,12 +127,12 @@ FIRST = ("Guarantee", "Epsilon", "Risk")
 """The lines of a privacy statement that are put first and shown in bold."""
 
 
-def escaped(value: object) -> str:
+def _escaped(value: object) -> str:
     """Any value as text that is safe inside HTML, quotes included."""
     return html.escape(str(value), quote=True)
 
 
-def runs_part(runs: Sequence[RunRecord]) -> str:
+def _runs_part(runs: Sequence[RunRecord]) -> str:
     """One row a run: what it is, how good it is, what it cost and whether it has a guarantee."""
     if not runs:
         return "<p>There is no run here yet.</p>"
@@ -159,23 +150,23 @@ def _run_row(i: int, run: RunRecord) -> list[str]:
         in_loop = _result(private) if private["trained"] else "not trained"
     sent = known.get("bytes_up")
     return [
-        f'<span class="swatch c{i % COLOURS} d{i // COLOURS % DASHES}"></span>{escaped(run.name)}',
+        f'<span class="swatch c{i % COLOURS} d{i // COLOURS % DASHES}"></span>{_escaped(run.name)}',
         _result(summary),
-        escaped(_epsilon(run)),
+        _escaped(_epsilon(run)),
         _verdict(run),
         in_loop,
         _result(untrained),
         f"{run.rounds:,}",
         "-" if sent is None else f"{(sent + known['bytes_down']) / 1e6:,.1f}",
         _number(known.get("seconds")),
-        escaped(run.method if run.rounds or not private else "untrained"),
+        _escaped(run.method if run.rounds or not private else "untrained"),
         "finished" if run.summary else "under way",
     ]
 
 
 def _result(values: Mapping[str, Any] | None) -> str:
     """The metric that says most; some runs measure something else, such as memory, and have none."""
-    return escaped(headline_text(values)) if values and "test_loss" in values else "-"
+    return _escaped(headline_text(values)) if values and "test_loss" in values else "-"
 
 
 def _epsilon(run: RunRecord) -> str:
@@ -197,7 +188,7 @@ def _verdict(run: RunRecord) -> str:
     return f'<span class="verdict {"yes" if given else "no"}">{"yes" if given else "no"}</span>'
 
 
-def privacy_part(runs: Sequence[RunRecord]) -> str:
+def _privacy_part(runs: Sequence[RunRecord]) -> str:
     """The privacy statement of every run in its own words, the verdict, the epsilon and the risk first."""
     return "".join(_folded(run, _statement(run), is_open=i == 0) for i, run in enumerate(runs)) or "<p>No run yet.</p>"
 
@@ -205,7 +196,7 @@ def privacy_part(runs: Sequence[RunRecord]) -> str:
 def _statement(run: RunRecord) -> str:
     if run.summary is None:
         return (
-            "<p>This run goes on, and its statement is written at its end. Until then "
+            "<p>This run is not finished, and its statement is written at its end. Until then "
             "<code>dpzv privacy spent</code> with its folder tells what its ledger holds.</p>"
         )
     if "statement" not in run.summary:
@@ -213,15 +204,15 @@ def _statement(run: RunRecord) -> str:
     told = re.findall(r"^  ([A-Z][\w ]*?): +(.*)$", run.summary["statement"], re.MULTILINE)
     told.sort(key=lambda line: line[0] not in FIRST)
     lines = "".join(
-        f'<dt class="key">{escaped(label)}</dt><dd class="key">{escaped(text)}</dd>'
+        f'<dt class="key">{_escaped(label)}</dt><dd class="key">{_escaped(text)}</dd>'
         if label in FIRST
-        else f"<dt>{escaped(label)}</dt><dd>{escaped(text)}</dd>"
+        else f"<dt>{_escaped(label)}</dt><dd>{_escaped(text)}</dd>"
         for label, text in told
     )
     return f"{_verdict(run).replace('>yes<', '>guarantee<').replace('>no<', '>no guarantee<')}<dl>{lines}</dl>"
 
 
-def devices_part(runs: Sequence[RunRecord]) -> str:
+def _devices_part(runs: Sequence[RunRecord]) -> str:
     """What each device did in every finished run, and how old its embeddings were when others' rounds used them."""
     names = ["Device", "Rounds", "Share of rounds", "Mean delay, rounds", "Records clipped", "Rows set to zero"]
     names.append("Sent test records")
@@ -239,7 +230,7 @@ def devices_part(runs: Sequence[RunRecord]) -> str:
 
 def _device_row(one: Mapping[str, Any], share: float) -> list[str]:
     return [
-        escaped(one["device"]),
+        _escaped(one["device"]),
         f"{one['rounds']:,}",
         f'<meter min="0" max="1" value="{share:.4f}" aria-label="share of rounds"></meter>{share:.1%}',
         _number(one.get("mean_delay")),
@@ -249,7 +240,7 @@ def _device_row(one: Mapping[str, Any], share: float) -> list[str]:
     ]
 
 
-def settings_part(runs: Sequence[RunRecord]) -> str:
+def _settings_part(runs: Sequence[RunRecord]) -> str:
     """The settings that differ between runs, marked where they differ from the first run's; then all settings."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     differing = [key for key in keys if len({_setting(run, key) for run in runs}) > 1]
@@ -260,14 +251,16 @@ def settings_part(runs: Sequence[RunRecord]) -> str:
         for run in runs:
             words = [_setting(run, key) for key in differing]
             marks = [word != _setting(runs[0], key) for key, word in zip(differing, words, strict=True)]
-            cells = [f"<mark>{escaped(w)}</mark>" if m else escaped(w) for w, m in zip(words, marks, strict=True)]
-            rows.append([escaped(run.name), *cells])
-        told = _table(("Run", *map(escaped, differing)), rows, "Settings that differ; marked: not as in the first run.")
+            cells = [f"<mark>{_escaped(w)}</mark>" if m else _escaped(w) for w, m in zip(words, marks, strict=True)]
+            rows.append([_escaped(run.name), *cells])
+        told = _table(
+            ("Run", *map(_escaped, differing)), rows, "Settings that differ; marked: not as in the first run."
+        )
     else:
         told = "<p>All runs have the same settings.</p>"
     lines = "".join(
-        f'<tr{" class=differs" if key in differing else ""}><th scope="row">{escaped(key)}</th>'
-        f'<td class="words long">{escaped(" | ".join(dict.fromkeys(_setting(run, key) for run in runs)))}</td></tr>'
+        f'<tr{" class=differs" if key in differing else ""}><th scope="row">{_escaped(key)}</th>'
+        f'<td class="words long">{_escaped(" | ".join(dict.fromkeys(_setting(run, key) for run in runs)))}</td></tr>'
         for key in sorted(keys)
     )
     every = f"<table><caption>All settings; marked: they differ.</caption><tbody>{lines}</tbody></table>"
@@ -281,20 +274,20 @@ def _setting(run: RunRecord, key: str) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value) or "none"
 
 
-def numbers_part(runs: Sequence[RunRecord]) -> str:
+def _numbers_part(runs: Sequence[RunRecord]) -> str:
     """Every line of metrics, for those who read tables and not curves."""
     parts = []
     for run in runs:
         names = dict.fromkeys(name for line in run.metrics for name, value in line.items() if value is not None)
         rows = [[_number(line.get(name)) for name in names] for line in run.metrics]
-        title = [escaped(name.replace("_", " ")) for name in names]
+        title = [_escaped(name.replace("_", " ")) for name in names]
         told = _table(title, rows, "Measured on test records, with the head in the loop.")
         parts.append(_folded(run, told if rows else "<p>There are none.</p>", is_open=False))
     return "".join(parts) or "<p>No run yet.</p>"
 
 
 def _folded(run: RunRecord, inside: str, *, is_open: bool) -> str:
-    name, opened = escaped(run.name), " open" if is_open else ""
+    name, opened = _escaped(run.name), " open" if is_open else ""
     return f'<details data-run="{name}"{opened}><summary>{name}</summary>{inside}</details>'
 
 

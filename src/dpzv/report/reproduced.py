@@ -106,7 +106,7 @@ class Line:
         return statistics.fmean(map(value, self.finished)) if self.finished else None
 
     def text(self, value: Callable[[Shown], float], form: Callable[[float], str]) -> str:
-        """The mean with its standard deviation as words; why there is none otherwise."""
+        """The mean with its standard deviation as words; `-` without a figure, `never` for what was never reached."""
         found = [value(run) for run in self.finished]
         if not found or any(map(math.isnan, found)):
             return "-"

@@ -22,7 +22,6 @@ __all__ = [
     "UNTRAINED",
     "Measured",
     "WidthRow",
-    "best_alone",
     "cells",
     "draw",
     "header",
@@ -124,7 +123,7 @@ def cells(row: WidthRow) -> list[str]:
     ]
 
 
-def best_alone(table: Sequence[WidthRow], width: int) -> WidthRow | None:
+def _best_alone(table: Sequence[WidthRow], width: int) -> WidthRow | None:
     """The party that does best alone at this width, if there are several parties."""
     found = [row for row in table if row.kind == ALONE and row.width == width]
     return max(found, key=lambda row: _sign(row) * row.mean) if len(found) > 1 else None
@@ -164,7 +163,7 @@ def _bought(table: Sequence[WidthRow]) -> Iterator[str]:
         said = []
         if base := untrained.get(row.width):
             said.append(_above(row, base, "untrained devices"))
-        alone = best_alone(table, row.width)
+        alone = _best_alone(table, row.width)
         if alone is not None and row.epsilon == spent:
             said.append(_above(row, alone, f"the best party alone, {alone.party}"))
         if said:
@@ -237,8 +236,7 @@ def draw(table: Sequence[WidthRow], title: str, path: Path) -> None:
         axes.set_xscale("log", base=2)
         plain_ticks(axes, FixedLocator(sorted({row.width for row in table})))
         axes.set_xlabel("numbers that a device sends for a record")
-        named = {"accuracy": "test accuracy, %", "auc": "test AUC", "r2": "test R^2"}
-        axes.set_ylabel(named.get(metric, f"test {metric}"))
+        axes.set_ylabel(f"test {metric_name(metric)}" + (", %" if metric == "accuracy" else ""))
 
 
 def lines(table: Sequence[WidthRow]) -> list[tuple[str, list[WidthRow], dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Vertical federations as scikit-learn estimators; `dpzv.sklearn` is imported only by who asks for it."""
+"""Vertical federations as scikit-learn estimators; nothing else in `dpzv` imports this."""
 
 from dpzv.sklearn.estimators import VerticalClassifier, VerticalRegressor
 from dpzv.sklearn.joined_records import join_parties

@@ -1,4 +1,4 @@
-"""What a caller of the estimators gave that cannot be used, in sentences; and what a fit tells its caller."""
+"""Checks of what a caller gave the estimators, and what a fit tells its caller about the final head."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ OWN = {
     "noise.source": "random_state",
     "train.seed": "random_state",
 }
-"""Keys of the configuration that are parameters of the estimators."""
+"""Keys of the configuration that `settings` may not have, and the parameters that set them."""
 
 LARGEST, WIDEST = 4096, 512
 """Records of a batch at most, since noise falls as 1/B; numbers that a party sends for a record at most."""
@@ -78,10 +78,10 @@ class VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         return hasattr(self, "_model")  # a fit that was refused has left other attributes
 
     def _records(self, X: Any, y: Any, *, number: bool) -> tuple[NDArray[Any], NDArray[Any], Parties | None]:
-        """Training records [D, columns] and labels in one order, and whose columns are whose."""
+        """Training records [D, columns] and labels in one order, and the columns of each party."""
         X, y, parties = joined(X, y)
         if parties is not None and self.parties is not None:
-            raise ValueError("several frames say themselves whose columns are whose, got `parties` too; leave it out.")
+            raise ValueError("several frames already say which columns a party has, got `parties` too; leave it out.")
         X = text_as_places(X, self.ranges)
         check_labels(y, number=number)
         x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=number)
@@ -150,7 +150,7 @@ class VerticalClassifier(ClassifierMixin, VerticalEstimator):  # type: ignore[mi
     `epsilon_` is 0. Parties that send fewer numbers (``settings={"devices.embedding": 4}``) are trained, and so are all
     where ``train.rounds`` is set.
 
-    parties: whose columns are whose, such as ``{"bank": ["age", "income"], "shop": [2, 3]}``, by names or positions;
+    parties: the columns of each party, such as ``{"bank": ["age", "income"], "shop": [2, 3]}``, by names or positions;
         None: one party holds all. Leave it out if X is one frame a party.
     ranges: public knowledge about columns, such as ``{"age": (18, 100), "job": ["clerk", "nurse"]}``: two numbers are
         the lowest and highest value, anything else is the list of the values that there are; one pair of numbers is for
@@ -286,7 +286,7 @@ def _worth_training(config: Config, D: int, widths: Sequence[int]) -> bool:
 
 
 def _unprotected(columns: PartyColumns, config: Config) -> list[str]:
-    """Why scaling breaks the claim, if it does: where features are protected, it may not read them off the records."""
+    """Why scaling breaks the claim, if it does: it may not read off the records what the claim protects."""
     if not columns.read_off or config.privacy.protects == "labels":
         return []
     names = ", ".join(columns.read_off[:5]) + (", ..." if len(columns.read_off) > 5 else "")
@@ -294,7 +294,7 @@ def _unprotected(columns: PartyColumns, config: Config) -> list[str]:
 
 
 def _qualified(told: Statement, reasons: list[str]) -> Statement:
-    """The run's statement, which is no guarantee where something was read off the records before the run."""
+    """The run's statement; it is no guarantee if `reasons` say what was read off the records before the run."""
     if told.epsilon == 0:
         reasons = []  # nothing is released that could depend on them
     own = [] if told.guarantee and reasons else [told.guarantee_why]
@@ -308,7 +308,7 @@ def _qualified(told: Statement, reasons: list[str]) -> Statement:
 
 @contextmanager
 def _value_errors() -> Iterator[None]:
-    """What a caller gave wrong is a `ValueError`, as everywhere in scikit-learn."""
+    """A `ConfigError` about what the caller gave becomes a `ValueError`, as everywhere in scikit-learn."""
     try:
         yield
     except ConfigError as error:

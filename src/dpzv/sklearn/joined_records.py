@@ -57,10 +57,10 @@ def _joined_frames(named: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, dic
 
 
 def joined(X: Any, y: Any) -> tuple[Any, Any, dict[str, list[str]] | None]:
-    """Records and labels in one order, and whose columns are whose if `X` is several frames.
+    """Records and labels in one order, and the columns of each party if `X` is several frames.
 
-    They are joined by index where both have one, else taken as they come. Labels for several frames must have an index,
-    and of several frames only records with a label stay.
+    They are joined by index where both have one; else their order is taken to be the same. Labels for several frames
+    must have an index, and records of several frames that have no label are left out.
     """
     frames = _frames_of(X)
     parties = None

@@ -30,7 +30,7 @@ LIKE_CONSTANT = 1e-9
 
 
 def text_as_places(X: Any, ranges: Ranges | None) -> Any:
-    """A frame in which every text is replaced by its place among the column's public values; others as they are.
+    """A frame in which every text is replaced by its place among the column's public values; numbers stay.
 
     A value that is not listed gets the place after the last; a missing one stays missing.
     """
@@ -109,7 +109,7 @@ def _are_texts(values: Any) -> bool:
 
 
 def _column(name: str, values: Sequence[Any]) -> Column:
-    """Two numbers are a range, all else is a list of values."""
+    """The encoding of a column: two numbers are its range, anything else is the list of its values."""
     if _are_texts(values):
         places = tuple(range(len(values)))
         if len(set(values)) < len(values):
