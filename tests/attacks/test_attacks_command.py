@@ -117,6 +117,9 @@ def test_what_cannot_be_attacked_is_refused_with_a_sentence(tmp_path: Path) -> N
     assert "--record-view" in str(error)
     _, error = invoke("attack", tmp_path, "--devices", "bank")
     assert isinstance(error, ConfigError)
+    _, error = invoke("attack", tmp_path, "--figure", tmp_path / "scores.pdx")  # before any attack takes its minutes
+    assert isinstance(error, ConfigError)
+    assert "ends in .svg or .png" in str(error)
 
 
 def test_a_run_between_parties_keeps_no_views_and_its_simulation_does(

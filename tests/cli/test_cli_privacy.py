@@ -86,6 +86,14 @@ def test_uncovered_plans_are_refused(cli: Cli) -> None:
     assert cli(*PLAN, "--epsilon", "1", "--batch", "512", "--head", "sgd").returncode == 4
     assert cli(*PLAN, "--epsilon", "0", "--batch", "512").returncode == 2
     assert cli(*PLAN, "--epsilon", "1", "--batch", "600000").returncode == 2
+    assert cli(*PLAN, "--epsilon", "1", "--batch", "0").returncode == 2
+
+
+@pytest.mark.parametrize("passes", ["nan", "inf", "-1", "0"])
+def test_a_plan_needs_a_finite_number_of_passes(cli: Cli, passes: str) -> None:
+    done = cli(*PLAN, "--epsilon", "1", "--batch", "512", "--passes", passes)
+    assert done.returncode == 2, done.stderr
+    assert "--passes must be a finite number above 0" in done.stderr
 
 
 def test_spent_adds_up_runs_over_the_same_records(cli: Cli) -> None:

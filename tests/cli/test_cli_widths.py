@@ -72,6 +72,7 @@ def test_the_table_holds_what_the_summaries_say_and_a_second_call_runs_nothing_a
         (["--widths", "1,two"], ["--widths", "1,two"]),
         (["--widths", "0"], ["--widths", "at least 1"]),
         (["--widths", "1", "--methods", "vafl"], ["--widths compares widths of one method", "vafl"]),
+        (["--widths", "1", "--set", "train.rounds=0"], ["train.rounds must be at least 1", "got 0"]),
     ],
 )
 def test_bad_widths_are_one_sentence_and_start_nothing(

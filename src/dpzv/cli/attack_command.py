@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from dpzv.attacks.findings import AttackRow
 
 __all__ = ["attack"]
+
+FIGURES = (".svg", ".png")
 
 
 def attack(
@@ -40,11 +43,14 @@ def attack(
     from dpzv.cli.show import json_text
 
     chosen = _numbers(devices)
-    rows: list[AttackRow] = []
+    found: dict[Path, list[AttackRow]] = {}
+    if figure and figure.suffix not in FIGURES:
+        raise ConfigError(f"--figure takes a file that ends in {' or '.join(FIGURES)}, got '{figure}'.")
     with Console(stderr=True, quiet=json).status("attacking") as status:
         for folder in folders:
             status.update(f"attacking {folder}")
-            rows += attack_run(folder, chosen)
+            found[folder] = attack_run(folder, chosen)
+    rows = list(itertools.chain.from_iterable(found.values()))
     if figure:
         import msgspec
 
@@ -54,7 +60,7 @@ def attack(
     if json:
         sys.stdout.write(json_text(rows))
     else:
-        _show(rows)
+        _show(found)
     if broken := [row for row in rows if row.broken]:
         raise PrivacyRefused(
             f"the attack '{broken[0].attack}' reaches {broken[0].score:.3f} where the claim allows "
@@ -69,17 +75,16 @@ def _numbers(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _show(rows: list[AttackRow]) -> None:
+def _show(found: dict[Path, list[AttackRow]]) -> None:
     """Print a table for each run, and below them what the figures mean."""
-    from itertools import groupby
-
     from rich.console import Console
 
     console = Console()
-    for run, group in groupby(rows, key=lambda row: row.run):
+    for folder, rows in found.items():
+        run = rows[0].run
         promised = "nothing promised" if run.epsilon is None else f"epsilon {run.epsilon:g}"
-        console.print(f"{run.method} on {run.data}, seed {run.seed}: {promised}", highlight=False)
-        console.print(_table(list(group)))
+        console.print(f"{folder}: {run.method} on {run.data}, seed {run.seed}, {promised}", highlight=False)
+        console.print(_table(rows))
         console.print()
     console.print(
         "Scores are areas under the curve: 0.5 is blind guessing, 1 is certainty. Floor: the same attack without the "

@@ -142,7 +142,7 @@ class _WidthCell:
 def _compare_widths(asked: options.Comparison) -> None:
     """Run one method at every width, beside what it is compared with, and tell what training it bought."""
     from dpzv.report.run_records import read_outcome
-    from dpzv.report.widths import BACKPROPAGATION, Measured
+    from dpzv.report.widths import BACKPROPAGATION, TRAINED, Measured
     from dpzv.runtime import compute_cost
 
     if asked.methods != options.ALL:
@@ -154,8 +154,13 @@ def _compare_widths(asked: options.Comparison) -> None:
     folder = asked.out or Path("runs") / f"widths-{asked.name}"
     configs = {cell.name: cell.config for cell in cells}
     ceilings = {cell.name for cell in cells if cell.kind == BACKPROPAGATION}
-    base = next(cell.config for cell in reversed(cells) if not cell.party and cell.config.train.rounds != 0)
-    prepare = partial(compute_cost.prepare_alike, configs, ceilings, base, folder, asked.jobs)
+    trained = [cell.config for cell in cells if cell.kind == TRAINED]
+    if any(config.train.rounds == 0 for config in trained):
+        raise ConfigError(
+            "--widths shows what training buys, so train.rounds must be at least 1, got 0; leave it out, since "
+            "untrained devices have rows of their own."
+        )
+    prepare = partial(compute_cost.prepare_alike, configs, ceilings, trained[-1], folder, asked.jobs)
     executed = execute(prepare, folder, quiet=asked.quiet or asked.json)
     places = [folder / "runs" / job.key for job in executed.jobs]
     measured = [

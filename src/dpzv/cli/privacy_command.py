@@ -18,6 +18,7 @@ import typer
 from dpzv.cli.options import Account, Json, with_options
 from dpzv.declarations import HEAD_RULES
 from dpzv.errors import ConfigError
+from dpzv.validate import whole
 
 if TYPE_CHECKING:
     from dpzv.privacy.plan import PlanRequest
@@ -87,6 +88,9 @@ class PlanOptions:
         from dpzv.privacy.plan import PlanRequest, participation_cap
 
         D, M = self.records, self.devices
+        whole("--batch", B, 1)
+        if not 0 < passes < math.inf:
+            raise ConfigError(f"--passes must be a finite number above 0, got {passes:g}.")
         T = M * max(1, math.floor(passes * D / B))
         return PlanRequest(
             epsilon=self.epsilon,

@@ -13,5 +13,5 @@ __all__ = ["told"]
 def told(runs: ItemRuns, figure: Path) -> ItemTold:
     """A panel for each workload and row, a curve for each clip."""
     panels = by_case(runs, "test accuracy in the loop, %", accuracy)
-    note = "Differences are divided by 2 lambda here; the paper's C is half of ours if it divides by lambda."
+    note = "Differences are divided by 2 lambda here; if the paper divides by lambda, its C is twice ours."
     return ItemTold(*standard(runs), [note], draw(panels, figure))

@@ -50,7 +50,7 @@ def _grouped(runs: ItemRuns, key: Callable[[Cell], Hashable]) -> list[list[Line]
 
 
 def _score(line: Line) -> float:
-    """The validation accuracy of a finished trial; one whose head became no number has none."""
+    """The validation accuracy of a finished trial; 0 if its head diverged until its outputs were no numbers."""
     found = line.mean(lambda run: run.in_loop)
     return 0.0 if found is None or math.isnan(found) else found
 
