@@ -78,8 +78,8 @@ def test_every_item_has_its_figure_its_table_and_its_place_on_the_page(smoke: Pa
 
 
 def test_the_figures_of_the_page_are_those_of_the_run_records(smoke: Path) -> None:
-    (file,) = smoke.glob("runs/smoke-exact-dpzv-eps10-seed0-*/summary.json")
-    summary = json.loads(file.read_text())
+    files = smoke.glob("runs/smoke-exact-dpzv-eps10-seed0-*/summary.json")
+    (summary,) = (found for found in map(json.loads, map(Path.read_text, files)) if found["test_accuracy"] is not None)
     table = (smoke / "tables" / "fig-honest.md").read_text()
     (row,) = re.findall(r"^\| digits \(smoke\) \| DPZV, first-order head \| exact \| 10 \|.*$", table, re.MULTILINE)
     cells = [cell.strip() for cell in row.strip("|").split("|")]
@@ -97,11 +97,10 @@ def test_finished_runs_keep_their_records_and_not_their_weights(smoke: Path) -> 
 def test_frozen_devices_have_the_head_of_the_trained_ones_and_never_move(smoke: Path) -> None:
     table = (smoke / "tables" / "fig-convergence.md").read_text()
     assert "| devices frozen, same head | paper |" in table
-    (file,) = smoke.glob("runs/smoke-paper-frozen-epsinf-*/summary.json")
-    summary = json.loads(file.read_text())
-    assert summary["head_rule"] == "sgd"
-    assert summary["private_head"]["trained"]
-    assert summary["rounds"] == 24
+    summaries = [json.loads(file.read_text()) for file in smoke.glob("runs/smoke-paper-frozen-epsinf-*/summary.json")]
+    assert {summary["head_rule"] for summary in summaries} == {"sgd"}
+    assert all(summary["private_head"]["trained"] for summary in summaries)
+    assert {summary["rounds"] for summary in summaries} == {24}
 
 
 def test_the_trials_are_kept_and_what_follows_has_their_settings(smoke: Path) -> None:
@@ -117,7 +116,7 @@ def test_finished_runs_are_not_run_again(smoke: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in smoke.glob("runs/*/summary.json")}
     code, said, err = dpzv("reproduce", "fig-delay", "--scale", "smoke", "--out", str(smoke))
     assert code == 0, err
-    assert said.startswith("3 of 3 rows have runs")
+    assert said.startswith("9 of 9 rows have runs")
     assert before == {file: file.stat().st_mtime_ns for file in smoke.glob("runs/*/summary.json")}
     code, said, err = dpzv("reproduce", "all", "--scale", "smoke", "--out", str(smoke), "--list")
     assert code == 0, err

@@ -15,7 +15,7 @@ import pytest
 from dpzv.declarations import HEAD_RULES, METHODS, STARTS
 from tests.rules.tree import PACKAGE, SOURCE, Function, Module, Package, cycle, package
 
-MOST_MODULES, MOST_LINES = 255, 34_250
+MOST_MODULES, MOST_LINES = 254, 34_190
 """How large `src` may become. A change that needs more raises these figures and says why.
 
 It was 152 modules with 17,599 lines before the house was rebuilt, and 135 with 17,282 after it. What keeps a claim true

@@ -195,7 +195,11 @@ def cells_of(item: Item, asked: Asked) -> list[Cell]:
                 found += _trials(made, 1 if asked.scale == SMOKE else trials, asked)
             else:
                 found.append(_cell(made, asked))
-    return list({(cell.job.key, cell.epsilon, cell.case.name): cell for cell in found}.values())
+    places: dict[tuple[Any, ...], Cell] = {}
+    for cell in found:  # in a smoke test several workloads are one, and have a place once
+        place = (cell.workload, cell.row, cell.accounting, cell.epsilon, cell.case.name, cell.seed)
+        places.setdefault(place, cell)
+    return list(places.values())
 
 
 def ordered(items: Mapping[str, Iterable[Cell]]) -> list[Cell]:
