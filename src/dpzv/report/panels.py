@@ -22,6 +22,9 @@ LONG = 10
 MOST_WIDE = 3
 """The most panels side by side."""
 
+MANY_TIMES = 500
+"""Where a logarithmic axis ends at this many times its beginning, three marks a decade would overlap."""
+
 
 @dataclass(frozen=True, slots=True)
 class Curve:
@@ -150,7 +153,8 @@ def _axes(axes: Any, panel: Panel) -> None:
     elif panel.log_x:
         from matplotlib.ticker import LogLocator
 
-        plain_ticks(axes, LogLocator(subs=(1, 2, 5)))
+        low, high = axes.get_xlim()
+        plain_ticks(axes, LogLocator(subs=(1, 2, 5) if high < MANY_TIMES * low else (1, 3)))
     axes.margins(x=0.02, y=0.05)
     if not panel.log_y:
         axes.set_ylim(*window(panel.curves))
