@@ -96,11 +96,13 @@ def test_finished_runs_keep_their_records_and_not_their_weights(smoke: Path) -> 
 
 def test_frozen_devices_have_the_head_of_the_trained_ones_and_never_move(smoke: Path) -> None:
     table = (smoke / "tables" / "fig-convergence.md").read_text()
-    assert "| devices frozen, same head | paper |" in table
-    summaries = [json.loads(file.read_text()) for file in smoke.glob("runs/smoke-paper-frozen-epsinf-*/summary.json")]
-    assert {summary["head_rule"] for summary in summaries} == {"sgd"}
-    assert all(summary["private_head"]["trained"] for summary in summaries)
-    assert {summary["rounds"] for summary in summaries} == {24}
+    for row, title, rule in (("frozen", "first-order head", "sgd"), ("frozen-zo", "zeroth-order head", "zo")):
+        assert f"| devices frozen, {title} | paper |" in table
+        files = smoke.glob(f"runs/smoke-paper-{row}-epsinf-*/summary.json")
+        summaries = [json.loads(file.read_text()) for file in files]
+        assert {summary["head_rule"] for summary in summaries} == {rule}
+        assert all(summary["private_head"]["trained"] for summary in summaries)
+        assert {summary["rounds"] for summary in summaries} == {24}
 
 
 def test_the_trials_are_kept_and_what_follows_has_their_settings(smoke: Path) -> None:
@@ -116,7 +118,7 @@ def test_finished_runs_are_not_run_again(smoke: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in smoke.glob("runs/*/summary.json")}
     code, said, err = dpzv("reproduce", "fig-delay", "--scale", "smoke", "--out", str(smoke))
     assert code == 0, err
-    assert said.startswith("9 of 9 rows have runs")
+    assert said.startswith("12 of 12 rows have runs")
     assert before == {file: file.stat().st_mtime_ns for file in smoke.glob("runs/*/summary.json")}
     code, said, err = dpzv("reproduce", "all", "--scale", "smoke", "--out", str(smoke), "--list")
     assert code == 0, err

@@ -124,6 +124,13 @@ def test_the_row_of_a_number_has_both_accounts_and_the_frozen_devices() -> None:
     assert words(number, {number.item: lines_of(runs)}, workloads())[2] == "15.0 (1 of 2 seeds)"
 
 
+def test_a_zeroth_order_head_stands_beside_frozen_devices_with_such_a_head() -> None:
+    (number,) = [n for n in numbers() if n.row == "dpzv-zo" and n.workload == "mnist"]
+    runs = [shown(cells("dpzv-zo")[0], 0.91, 800), shown(cells("frozen-zo")[0], 0.9, 900)]
+    row = words(number, {number.item: lines_of([*runs, shown(cells("frozen")[0], 0.95, 16)])}, workloads())
+    assert row[2:] == ["800.0", "not run: cost", "900.0 (90.00 % in the end)", "worse"]
+
+
 def test_a_number_may_have_its_true_guarantee_in_another_item() -> None:
     (number,) = [n for n in numbers() if n.what == "CIFAR-10, accuracy at epsilon 0.1, ZOO-VFL"]
     mine = [c for c in cells("zoo-vfl", "cifar10", name="fig-tradeoff") if c.epsilon == number.epsilon]

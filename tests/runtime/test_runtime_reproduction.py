@@ -39,7 +39,8 @@ def test_every_run_of_every_item_is_what_its_row_says(name: str, scale: str) -> 
     for cell in cells(name, scale=scale):
         config = cell.job.config
         assert config.privacy.accounting == cell.accounting
-        one_for_all = cell.row == "frozen" and cell.accounting == "paper"  # no device takes anything from the noise
+        # of a row whose devices take nothing from the noise
+        one_for_all = cell.row in ("frozen", "frozen-zo") and cell.accounting == "paper"
         assert config.privacy.epsilon == (math.inf if one_for_all else cell.epsilon)
         assert config.train.seed == cell.seed
         assert (config.noise.source, config.runtime.threads) == ("seeded", 1)
@@ -49,6 +50,8 @@ def test_every_run_of_every_item_is_what_its_row_says(name: str, scale: str) -> 
             still = config.train.eta_m == 0 if cell.accounting == "paper" else config.train.rounds == 0
             assert still
             assert config.head.rule == ("sgd" if cell.accounting == "paper" else "dp-sgd")
+        if cell.row == "frozen-zo":
+            assert (config.train.eta_m, config.head.rule) == (0, "zo")
         if cell.row == "dpzv-zo":
             assert config.head.rule == ("zo" if cell.accounting == "paper" else "joint-zo")
         if cell.workload in ("mnist", "cifar10") and cell.row != "public":
@@ -93,8 +96,11 @@ def test_settings_of_trials_are_taken_and_frozen_devices_take_the_head_alone(tmp
     assert all(cell.job.config.privacy.C != 9.0 for cell in cells(TUNING, tmp_path))
 
 
-def test_frozen_devices_are_one_run_for_all_budgets_because_noise_changes_nothing_there(tmp_path: Path) -> None:
-    found = [cell for cell in cells("fig-tradeoff", scale="smoke") if cell.row == "frozen"]
+@pytest.mark.parametrize("row", ["frozen", "frozen-zo"])
+def test_frozen_devices_are_one_run_for_all_budgets_because_noise_changes_nothing_there(
+    row: str, tmp_path: Path
+) -> None:
+    found = [cell for cell in cells("fig-tradeoff", scale="smoke") if cell.row == row]
     assert len({cell.epsilon for cell in found}) == len(found) > 1
     (key,) = {cell.job.key for cell in found}
     job, noise = found[0].job, {"privacy": {"epsilon": 0.5}}
@@ -124,6 +130,15 @@ def test_a_length_that_trials_chose_grows_with_the_budget_up_to_that_of_the_item
     assert found["mnist", "vafl", epsilon].job.rounds >= 20 * config.train.eval_every
     assert found["mnist", "dpzv", epsilon].job.config.train.passes == 20
     assert found["mnist", "dpzv", epsilon].job.config.train.B == 512
+
+
+def test_every_row_stands_beside_frozen_devices_whose_head_moves_by_its_own_rule() -> None:
+    """At the paper's accounting; under the exact account the head of frozen devices has the whole budget."""
+    for name in ("fig-convergence", "table-communication", "fig-tradeoff", "fig-budget", "fig-delay"):
+        found = [cell for cell in cells(name) if cell.accounting == "paper" and not cell.job.program]
+        rules = {(cell.workload, cell.row): cell.job.config.head.rule for cell in found}
+        for cell in found:
+            assert rules[cell.workload, cell.frozen] == cell.job.config.head.rule
 
 
 def test_steps_of_the_head_without_noise_are_not_those_of_the_private_head(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ COLOURS = {
     "vfl-czofo": "#009e73",
     "zoo-vfl": "#cc79a7",
     "frozen": "#777777",
+    "frozen-zo": "#b0b0b0",
     "untrained": "#222222",
     "backpropagation": "#222222",
     "public": "#e69f00",

@@ -71,7 +71,8 @@ def numbers() -> list[Number]:
 def words(number: Number, lines: Mapping[str, Sequence[Line]], workloads: Mapping[str, Workload]) -> list[str]:
     """The row of a number; `lines` are those of every item."""
     own, others = lines[number.item], lines.get(number.exact_item or number.item, ())
-    paper, frozen = _line(number, own, number.row, "paper"), _line(number, own, "frozen", "paper")
+    paper = _line(number, own, number.row, "paper")
+    frozen = _line(number, own, paper.cell.frozen if paper else "frozen", "paper")
     exact = _line(number, others, number.row, "exact")
     cells = [_text(number, line) for line in (paper, exact, frozen)]
     if number.memory is not None:  # memory does not depend on an account, nor on what devices have learned
@@ -141,7 +142,8 @@ INTRODUCTION = """# Reproduction
 
 This page is written by `dpzv reproduce` from run records, and by nothing else: a figure that was not run says so. The
 main rows have the paper's networks from a random start. "Devices frozen" has the same head in the loop over devices
-that never move, so what stands between it and DPZV is what training the devices adds. At the paper's accounting no
+that never move, so what stands between it and the row that trains them is what training the devices adds. The column
+"untrained, same head" has the frozen devices whose head moves by the rule of the row. At the paper's accounting no
 figure is a guarantee ([fidelity](fidelity.md)). The exact account protects labels against all devices together. All
 runs have simulated noise, which can be repeated. Rows that nobody tuned say so.
 

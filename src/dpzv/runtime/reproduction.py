@@ -117,12 +117,13 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RowKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of every comparison: its method, whose tuned settings it has, and what it changes (see ``rows.toml``)."""
+    """A row of every comparison (see ``rows.toml``); `frozen` is that of devices that never move under such a head."""
 
     title: str
     method: str
     tuned: bool = False
     like: str = ""
+    frozen: str = "frozen"
     program: str = ""
     set: dict[str, Any] = {}
     paper: dict[str, Any] = {}
@@ -166,6 +167,7 @@ class Cell:
     seed: int
     case: Case
     trials: int
+    frozen: str
     job: Job
     seconds: float
     missing: str = ""
@@ -231,11 +233,10 @@ class _Made:
 
 def _smoke(runs: Runs) -> Runs:
     """The same runs on the smallest workload, with one seed, few budgets and the smoke's own lengths."""
-    kept = {key: value for key, value in runs.set.items() if key not in LENGTHS}
+    kept = {key: value for key, value in runs.set.items() if key not in LENGTHS and not key.startswith("devices.")}
     budgets = SMOKE_EPSILONS[: min(2, len(runs.epsilon))]
     epsilons = budgets if all(map(math.isfinite, runs.epsilon)) else (math.inf, *budgets[1:])
     rows = tuple(row for row in runs.rows if row != "public")  # its filter bank needs images
-    kept = {key: value for key, value in kept.items() if not key.startswith("devices.")}
     return Runs(SMOKE, rows, runs.accounting, epsilons, 1, kept, tuple(map(_smoke_case, runs.cases[:3])))
 
 
@@ -285,6 +286,7 @@ def _cell(made: _Made, asked: Asked) -> Cell:
         seed=made.seed,
         case=made.case,
         trials=tuned.trials if made.kind.tuned else 0,
+        frozen=made.kind.frozen,
         job=Job(name, config, rounds, made.kind.program),
         seconds=_seconds(config, workload, rounds),
         missing="" if made.row == "memory" else _missing(config.data.name, own or config.data.path),
@@ -320,10 +322,10 @@ def _tuned(made: _Made, out: Path) -> Tuned:
     It is read from the folder of this reproduction, or else from the shipped files.
     """
     row = made.kind.like or (made.row if made.kind.tuned else "")
-    name = f"{made.runs.workload}-{made.runs.accounting}"
-    file = out / TUNING / f"{name}.toml"
     if "data.holdout" in made.runs.set or not row:
         return Tuned()
+    name = f"{made.runs.workload}-{made.runs.accounting}"
+    file = out / TUNING / f"{name}.toml"
     found = recipes.toml_file(file) if file.exists() else _shipped(name)
     return converted(found.get(row, {}), Tuned).without_length()
 
@@ -338,8 +340,7 @@ def _shipped(name: str) -> dict[str, Any]:
 def _seconds(config: Config, workload: Workload, rounds: int) -> float:
     """An estimate of how long a run takes: an evaluation counts as 30 rounds, the start and the end as 200."""
     each = workload.cuda if config.runtime.accelerator == "cuda" else workload.cpu
-    evaluations = rounds / config.train.eval_every
-    return each * (rounds * (config.train.directions + 1) / 2 + 30 * evaluations + 200)
+    return each * (rounds * ((config.train.directions + 1) / 2 + 30 / config.train.eval_every) + 200)
 
 
 def _missing(name: str, path: str) -> str:
