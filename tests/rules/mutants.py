@@ -184,7 +184,7 @@ def nearest_first(copy: Path, path: str, module: str) -> list[str]:
 
 def run_tests(copy: Path, paths: Sequence[str], limit: float) -> tuple[int | None, float, str]:
     """The exit code of the tests in `paths` (`None` if they were stopped), how long they ran, and what they said."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not soak", *paths]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", "-m", "not soak", *paths]
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:

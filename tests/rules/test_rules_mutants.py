@@ -120,7 +120,7 @@ def test_above():
 def tiny(tmp_path: Path) -> Path:
     """A checkout with three functions: tested in their own room, tested in the room above, and not tested."""
     files = {
-        "pyproject.toml": "[tool.pytest.ini_options]\nmarkers = ['soak']\n",
+        "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-q -rs'\nmarkers = ['soak']\n",
         "src/dpzv/__init__.py": "",
         "src/dpzv/zo/__init__.py": "",
         "src/dpzv/zo/tiny.py": TINY,
