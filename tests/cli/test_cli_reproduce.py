@@ -18,7 +18,7 @@ from dpzv.cli.many_runs import fail
 from dpzv.report.reproduction_page import numbers
 from dpzv.runtime.computed_once import FOLDER
 from dpzv.runtime.grid import Failure
-from dpzv.runtime.reproduction import ITEMS
+from dpzv.runtime.reproduction_files import ITEMS
 
 
 def dpzv(*arguments: str) -> tuple[int, str, str]:

@@ -14,7 +14,8 @@ from dpzv.report.items import fig_budget, fig_honest, fig_theory
 from dpzv.report.panels import Curve, Panel, draw, window
 from dpzv.report.reproduced import ItemRuns, ItemTold, Line, Shown, lines_of, percent, standard
 from dpzv.report.reproduction_page import numbers, verdict, words, write_page
-from dpzv.runtime.reproduction import SMOKE, Asked, Cell, cells_of, item_of, workloads
+from dpzv.runtime.reproduction import SMOKE, Asked, Cell, cells_of
+from dpzv.runtime.reproduction_files import item_of, workloads
 
 TABLE = "table-communication"
 
@@ -90,7 +91,7 @@ def test_other_data_than_the_papers_are_not_compared() -> None:
     assert verdict(number, Line((shown(a, 0.9, 1),)), workloads()["modelnet40"]).startswith(
         "not comparable: ModelNet10"
     )
-    (odd,) = [n for n in numbers() if n.never]
+    odd = next(n for n in numbers() if n.never)
     assert verdict(odd, None, workloads()["cifar10"]).startswith("not comparable: the paper's own target")
 
 
@@ -117,18 +118,54 @@ def test_the_row_of_a_number_has_both_accounts_and_the_frozen_devices() -> None:
     runs = [shown(cells("dpzv")[0], 0.95, 15), shown(cells("frozen")[0], 0.94, 16)]
     runs.append(shown(cells("dpzv", accounting="exact")[0], 0.93, 50))
     row = words(number, {number.item: lines_of(runs)}, workloads())
-    assert row == [number.what, number.paper, "15.0", "50.0", "16.0 (94.00 % in the end)", "better"]
+    figures = ["15.0, ends at 95.00 %", "50.0, ends at 93.00 %", "16.0, ends at 94.00 %"]
+    assert row == [number.what, number.paper, *figures, "better"]
     runs[1] = shown(cells("frozen")[0], 0.94, 15)
     assert words(number, {number.item: lines_of(runs)}, workloads())[-1] == "better; frozen devices need no more"
     runs.append(shown(cells("dpzv")[1]))
-    assert words(number, {number.item: lines_of(runs)}, workloads())[2] == "15.0 (1 of 2 seeds)"
+    assert words(number, {number.item: lines_of(runs)}, workloads())[2] == "15.0, ends at 95.00 % (1 of 2 seeds)"
+
+
+def test_frozen_devices_without_rounds_reach_the_target_with_the_first_fill_alone() -> None:
+    """Their head is fitted when everything was sent, so no round could note that it got there."""
+    number = numbers()[0]
+    still = cells("frozen", accounting="exact")
+    assert {cell.job.rounds for cell in still} == {0}
+    assert [shown(cell, accuracy).until for cell, accuracy in zip(still, (0.91, 0.89), strict=False)] == [4.0, math.inf]
+    assert math.isinf(shown(cells("dpzv")[0], 0.99).until)  # it has rounds, and none of them noted the target
+    lines = lines_of([shown(cells("dpzv")[0], 0.95, 15), shown(cells("frozen")[0], 0.94, 16), shown(still[0], 0.91)])
+    row = words(number, {number.item: lines}, workloads())
+    assert row[4] == "16.0, ends at 94.00 %; true: 4.0, ends at 91.00 %"
+
+
+def test_what_was_never_reached_says_in_how_many_bytes_and_where_it_ended() -> None:
+    (number,) = [n for n in numbers() if n.what == "MNIST, MB until 90 %, VFL-CZOFO"]
+    a, b, c = cells("vfl-czofo")
+    lines = lines_of([shown(a, 0.87), shown(b, 0.87)])
+    assert words(number, {number.item: lines}, workloads())[2] == "never in 4.0, ends at 87.00 ± 0.00 %"
+    some = Line((shown(a, 0.91, 18), shown(b, 0.92, 19), shown(c, 0.89)))
+    assert verdict(number, some, workloads()["mnist"]) == "worse: 1 of 3 seeds never get there"
+
+
+def test_outputs_that_are_no_numbers_are_no_success() -> None:
+    (number,) = [n for n in numbers() if n.what == "CIFAR-10, accuracy at epsilon 0.1, ZOO-VFL"]
+    (cell,) = [c for c in cells("zoo-vfl", "cifar10", name="fig-tradeoff") if c.epsilon == number.epsilon]
+    lost = verdict(number, Line((shown(cell, math.nan),)), workloads()["cifar10"])
+    assert lost == "worse: its outputs became no numbers"
+
+
+def test_a_simple_model_has_no_account_and_no_budget_on_the_page() -> None:
+    (plain,) = cells("plain")
+    (frozen, *_) = cells("frozen")
+    assert Line((shown(plain, 0.9),)).rule == ("-", "none")
+    assert Line((shown(frozen, 0.9),)).rule == ("paper", "1")
 
 
 def test_a_zeroth_order_head_stands_beside_frozen_devices_with_such_a_head() -> None:
     (number,) = [n for n in numbers() if n.row == "dpzv-zo" and n.workload == "mnist"]
     runs = [shown(cells("dpzv-zo")[0], 0.91, 800), shown(cells("frozen-zo")[0], 0.9, 900)]
     row = words(number, {number.item: lines_of([*runs, shown(cells("frozen")[0], 0.95, 16)])}, workloads())
-    assert row[2:] == ["800.0", "not run: cost", "900.0 (90.00 % in the end)", "worse"]
+    assert row[2:] == ["800.0, ends at 91.00 %", "not run: cost", "900.0, ends at 90.00 %", "worse"]
 
 
 def test_a_number_may_have_its_true_guarantee_in_another_item() -> None:

@@ -184,7 +184,9 @@ def nearest_first(copy: Path, path: str, module: str) -> list[str]:
 
 def run_tests(copy: Path, paths: Sequence[str], limit: float) -> tuple[int | None, float, str]:
     """The exit code of the tests in `paths` (`None` if they were stopped), how long they ran, and what they said."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", "-m", "not soak", *paths]
+    own = copy.with_name(f"{copy.name}-temporary")  # sessions that share a folder clean up after each other, and fail
+    options = ["-x", "-q", "-rfE", "-p", "no:cacheprovider", f"--basetemp={own}", "-m", "not soak"]
+    command = [sys.executable, "-m", "pytest", *options, *paths]
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:

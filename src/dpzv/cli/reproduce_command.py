@@ -65,7 +65,8 @@ def reproduce(asked: Reproduction) -> None:
     Example: dpzv reproduce fig-convergence --budget 3600 --set runtime.accelerator=cuda
     """
     from dpzv import config as configuration
-    from dpzv.runtime.reproduction import ITEMS, TUNING, Asked, workloads
+    from dpzv.runtime.reproduction import Asked
+    from dpzv.runtime.reproduction_files import ITEMS, TUNING, workloads
 
     one_of("the item", asked.name, (ALL, TUNING, *ITEMS))
     names = [TUNING, *ITEMS] if asked.name == ALL else [asked.name]
@@ -104,7 +105,8 @@ def _assigned(text: str) -> tuple[str, str]:
 
 def _cells(names: list[str], what: Asked) -> list[Cell]:
     """The runs of some items, those that are worth most a second first."""
-    from dpzv.runtime.reproduction import cells_of, item_of, ordered
+    from dpzv.runtime.reproduction import cells_of, ordered
+    from dpzv.runtime.reproduction_files import item_of
 
     return ordered({name: cells_of(item_of(name), what) for name in names})
 
@@ -169,7 +171,8 @@ def _told(names: list[str], what: Asked) -> dict[str, tuple[ItemRuns, ItemTold]]
     """What the scripts of some items tell about the runs that are finished."""
     from dpzv.report.reproduced import ItemRuns, read_runs
     from dpzv.report.reproduction_page import tell_item
-    from dpzv.runtime.reproduction import cells_of, item_of, workloads
+    from dpzv.runtime.reproduction import cells_of
+    from dpzv.runtime.reproduction_files import item_of, workloads
 
     found = {}
     for name in names:

@@ -11,7 +11,8 @@ from typing import Any
 
 from dpzv.report.run_records import read_outcome
 from dpzv.report.table_text import paged
-from dpzv.runtime.reproduction import Cell, Item, Workload
+from dpzv.runtime.reproduction import Cell
+from dpzv.runtime.reproduction_files import Item, Workload
 
 __all__ = [
     "NOT_YET",
@@ -29,7 +30,10 @@ __all__ = [
 NOT_YET = "not run yet"
 
 MOST_WAITING = 3
-"""Rows of one workload that say for themselves that they were not run."""
+"""Up to this many rows of a workload that were not run have a line each; more of them are told together."""
+
+PLAIN = "dpzv.runtime.plain_models"
+"""The program of the strong simple models, which have no privacy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +71,16 @@ class Shown:
 
     @property
     def until(self) -> float:
-        """Megabytes until the workload's target; infinite if it was never reached."""
+        """Megabytes until the workload's target; infinite if it was never reached.
+
+        A run without rounds notes no target: its head is fitted when everything was sent.
+        """
         passed = list(self.known.get("targets", {}).values())
-        return float(passed[0]["bytes"]) / 1e6 if passed else math.inf
+        if passed:
+            return float(passed[0]["bytes"]) / 1e6
+        target = self.cell.job.config.train.target
+        fitted = not self.cell.job.rounds and bool(target) and self.in_loop >= target[0]
+        return self.megabytes if fitted else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +102,14 @@ class Line:
     @property
     def label(self) -> str:
         """The row in words, marked where nobody tuned it."""
-        tuned = self.cell.trials or self.cell.row not in ("dpzv", "dpzv-zo", "vafl", "zoo-vfl", "vfl-czofo")
-        return self.cell.title if tuned else f"{self.cell.title} (untuned)"
+        return self.cell.title if self.cell.trials != 0 else f"{self.cell.title} (untuned)"
+
+    @property
+    def rule(self) -> tuple[str, str]:
+        """Its accounting and its budget in words; a program without privacy has neither."""
+        if self.cell.job.program == PLAIN:
+            return "-", "none"
+        return self.cell.accounting, budget_text(self.cell.epsilon)
 
     @property
     def status(self) -> str:
@@ -191,13 +208,7 @@ def standard(runs: ItemRuns) -> tuple[list[str], list[list[str]]]:
         cell = line.cell
         figures = [line.text(lambda run: run.in_loop, percent), line.text(lambda run: run.refitted, percent)]
         sent = line.text(lambda run: run.megabytes, lambda value: f"{value:.1f}")
-        what = [
-            runs.title(cell.workload),
-            line.label,
-            cell.accounting,
-            budget_text(cell.epsilon),
-            cell.case.name or "-",
-        ]
+        what = [runs.title(cell.workload), line.label, *line.rule, cell.case.name or "-"]
         rows.append([*what, *figures, sent, line.status or "-"])
     rows += [[text, *["-"] * 7, "not run: cost"] for text in runs.item.left_out]
     return header, rows

@@ -13,7 +13,8 @@ from dpzv import recipes
 from dpzv.durable import write_atomically
 from dpzv.report.reproduced import NOT_YET, ItemRuns, ItemTold, Line, Shown, percent
 from dpzv.report.table_text import paged
-from dpzv.runtime.reproduction import SMOKE, Workload
+from dpzv.runtime.reproduction import SMOKE
+from dpzv.runtime.reproduction_files import Workload
 from dpzv.validate import converted
 
 __all__ = ["HEADER", "Number", "numbers", "tell_item", "verdict", "words", "write_page"]
@@ -71,14 +72,14 @@ def numbers() -> list[Number]:
 def words(number: Number, lines: Mapping[str, Sequence[Line]], workloads: Mapping[str, Workload]) -> list[str]:
     """The row of a number; `lines` are those of every item."""
     own, others = lines[number.item], lines.get(number.exact_item or number.item, ())
-    paper = _line(number, own, number.row, "paper")
+    paper, exact = _line(number, own, number.row, "paper"), _line(number, others, number.row, "exact")
     frozen = _line(number, own, paper.cell.frozen if paper else "frozen", "paper")
-    exact = _line(number, others, number.row, "exact")
+    still = _line(number, others, "frozen", "exact")  # the whole budget is its head's, whatever the row
     cells = [_text(number, line) for line in (paper, exact, frozen)]
     if number.memory is not None:  # memory does not depend on an account, nor on what devices have learned
         cells[1:] = ["the same", "-"]
-    elif frozen is not None and frozen.finished and number.megabytes is not None:
-        cells[2] = f"{cells[2]} ({frozen.text(lambda run: run.in_loop, percent)} % in the end)"
+    elif still is not None and still.finished:
+        cells[2] += f"; true: {_text(number, still)}"
     told = verdict(number, paper, workloads[number.workload])
     return [number.what, number.paper, *cells, told + _by_the_head(number, paper, frozen)]
 
@@ -104,13 +105,21 @@ def verdict(number: Number, line: Line | None, workload: Workload) -> str:
         return f"not comparable: {workload.substitute}"
     value = line.mean(number.value)
     assert value is not None
-    if number.megabytes is not None:
-        word = _of_bytes(value, number.megabytes)
+    if math.isnan(value):
+        word = "worse: its outputs became no numbers"
+    elif number.megabytes is not None:
+        word = _of_bytes(value, number.megabytes) + _some_never(line)
     else:
         low, high = number.accuracy or number.memory or (0.0, math.inf)
         less, more = ("worse", "better") if number.accuracy else ("better", "worse")
         word = "matches" if low <= value <= high else less if value < low else more
-    return word if line.cell.trials or number.memory is not None else f"{word} (untuned)"
+    return f"{word} (untuned)" if line.cell.trials == 0 else word
+
+
+def _some_never(line: Line) -> str:
+    """What is added where some seeds reach the target and others do not."""
+    never = sum(math.isinf(run.until) for run in line.finished)
+    return f": {never} of {len(line.finished)} seeds never get there" if 0 < never < len(line.finished) else ""
 
 
 def _of_bytes(value: float, paper: float) -> str:
@@ -135,17 +144,32 @@ def _text(number: Number, line: Line | None) -> str:
         return "not run: cost"
     if not line.finished:
         return line.cell.missing or NOT_YET
-    return line.text(number.value, number.form) + (f" ({line.status})" if line.status else "")
+    text = line.text(number.value, number.form)
+    if number.megabytes is not None:
+        ends = f"{line.text(lambda run: run.in_loop, percent)} %"
+        sent = line.text(lambda run: run.megabytes, number.form).split(" ")[0]
+        text = f"never in {sent}, ends at {ends}" if text == "never" else f"{text}, ends at {ends}"
+    return text + (f" ({line.status})" if line.status else "")
 
 
 INTRODUCTION = """# Reproduction
 
-This page is written by `dpzv reproduce` from run records, and by nothing else: a figure that was not run says so. The
-main rows have the paper's networks from a random start. "Devices frozen" has the same head in the loop over devices
-that never move, so what stands between it and the row that trains them is what training the devices adds. The column
-"untrained, same head" has the frozen devices whose head moves by the rule of the row. At the paper's accounting no
-figure is a guarantee ([fidelity](fidelity.md)). The exact account protects labels against all devices together. All
-runs have simulated noise, which can be repeated. Rows that nobody tuned say so.
+This page is written by `dpzv reproduce` from run records, and by nothing else: a figure that was not run says so.
+
+- **Networks.** MNIST and CIFAR-10 have the paper's CNNs from a random start, all weights trained. ModelNet has a
+  ResNet-18 from a random start, and reviews a pretrained MiniLM; of both only the map behind them is trained, so that
+  what comes before it is computed once for each record. Embeddings have 16 numbers (MNIST), 64 (CIFAR-10, ModelNet)
+  or the width of the encoder, in 16 bits for all methods; the paper prints neither. Fewer and shorter numbers are
+  much of why our bytes are fewer.
+- **Frozen devices** have the same head in the loop over devices that never move, so what stands between them and the
+  row that trains devices is what training adds. The column "untrained, same head" has those whose head moves by the
+  rule of the row; after "true:" stands what a private head reaches when the whole exact budget is its own.
+- **Privacy.** At the paper's accounting no figure is a guarantee ([fidelity](fidelity.md)). The exact account
+  protects labels against all devices together. All runs have simulated noise, which can be repeated; with secret
+  noise the exact figures would be under a guarantee.
+- **Tuning.** Every method has the same number of trials on held-out training records, and rows that nobody tuned say
+  so. What all methods share (widths, codec, the momentum of the head) was chosen with DPZV beforehand, which favours
+  it.
 
 The records behind the published page are in the repository: `python -m benchmarks.reproduction_records unpack
 runs/reproduce-full` brings them back, and the command goes on from there.

@@ -1,6 +1,6 @@
 """A strong simple model for each kind of records, joined and without privacy: a figure to compare all others with.
 
-Token ids: logistic regression on tf-idf of word pieces and pairs of them. Pixels: a linear model on principal
+Token ids: logistic regression on tf-idf of word pieces and pairs of them. Pixels: kernel regression on principal
 components. Tables: boosted trees. Nothing is chosen by looking at test records; penalties are fixed.
 
     python -m dpzv.runtime.plain_models CONFIG.toml FOLDER
@@ -23,8 +23,11 @@ from dpzv.runtime.run import load_data
 
 __all__ = ["main", "plain_model"]
 
-COMPONENTS = 128
-"""The most principal components that are kept."""
+COMPONENTS, CENTRES, NARROW = 64, 2000, 0.5
+"""Of kernel regression: the most components, the records at which its Gaussian bells stand, and how narrow these are.
+
+Eight pairs of components and narrowness were tried on a tenth of the training records, of MNIST and of CIFAR-10.
+"""
 
 SEED = 0
 
@@ -40,7 +43,8 @@ def plain_model(data: Dataset) -> tuple[str, float]:
     elif x_train.dtype == np.float32 and data.task == "binary":
         name, model = "boosted trees", _of_tables()
     else:
-        name, model = "linear model on principal components", _of_pixels(x_train.shape)
+        x_train, x_test = (x.astype(np.float32) / 255 for x in (x_train, x_test))
+        name, model = "kernel regression on principal components", _of_pixels(x_train)
     model.fit(x_train, data.y_train)
     return name, float(model.score(x_test, data.y_test))
 
@@ -59,14 +63,17 @@ def _of_tokens() -> Any:
     return make_pipeline(counted, LogisticRegression(C=10.0, max_iter=1000))
 
 
-def _of_pixels(shape: tuple[int, ...]) -> Any:
+def _of_pixels(x_train: NDArray[Any]) -> Any:
     from sklearn.decomposition import PCA
-    from sklearn.linear_model import LogisticRegression
+    from sklearn.kernel_approximation import Nystroem
+    from sklearn.linear_model import RidgeClassifier
     from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
 
-    kept = PCA(min(COMPONENTS, *shape), random_state=SEED)
-    return make_pipeline(kept, StandardScaler(), LogisticRegression(max_iter=200))
+    kept = PCA(min(COMPONENTS, *x_train.shape), svd_solver="randomized", random_state=SEED).fit(x_train)
+    bells = Nystroem(
+        gamma=NARROW / kept.explained_variance_.sum(), n_components=min(CENTRES, len(x_train)), random_state=SEED
+    )
+    return make_pipeline(kept, bells, RidgeClassifier(alpha=1e-2))
 
 
 def _of_tables() -> Any:

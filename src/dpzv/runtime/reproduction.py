@@ -6,7 +6,6 @@ is one of its runs. Runs of several items that have the same configuration are o
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,31 +22,25 @@ from dpzv.data import catalogue
 from dpzv.privacy.gdp import mu_of
 from dpzv.runtime.fused_kinds import fused_if_possible
 from dpzv.runtime.grid import Job, layered
+from dpzv.runtime.reproduction_files import (
+    LENGTH,
+    TUNING,
+    Case,
+    Item,
+    RowKind,
+    Runs,
+    Tuned,
+    Workload,
+    item_of,
+    row_kinds,
+    shipped,
+    workloads,
+)
 from dpzv.runtime.run_plan import sizes_of
 from dpzv.runtime.search import draw, space_of, tree_of
 from dpzv.validate import converted
 
-__all__ = [
-    "ITEMS",
-    "SMOKE",
-    "TUNING",
-    "Asked",
-    "Cell",
-    "Item",
-    "Tuned",
-    "Workload",
-    "cells_of",
-    "item_of",
-    "ordered",
-    "workloads",
-]
-
-TUNING = "tuning"
-ITEMS = (
-    *("fig-convergence", "table-communication", "fig-tradeoff", "fig-memory", "fig-budget", "fig-clipping"),
-    *("fig-clip-level", "fig-overview", "fig-honest", "fig-widths", "fig-delay", "fig-theory"),
-)
-"""The items by name, in the order of the page; the trials that come before them are an item of their own."""
+__all__ = ["SMOKE", "Asked", "Cell", "cells_of", "ordered"]
 
 SMOKE = "smoke"
 SMOKE_EPSILONS = (1.0, 10.0)
@@ -59,90 +52,11 @@ LENGTHS = ("train.passes", "train.rounds", "train.eval_every", "train.B", "head.
 STEP = "head.eta_0"
 """The one key of a row that trials and items may change; all other keys that make a row are fixed."""
 
-LENGTH = "train.passes"
-"""Noise grows with the length of a run, so trials may choose it for a row."""
-
 POINTS = 20
-"""The fewest points that the curve of a run has whose length was chosen by trials."""
+"""If trials chose the length of a run, its curve has at least so many points."""
 
 EVERY: Tree = {"noise": {"source": "seeded"}, "runtime": {"threads": 1}}
 """What all runs have: noise that can be repeated, and one thread, so that a run's hash is the same on every machine."""
-
-
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One variation of an item's runs: its name, its place on an axis, and the keys that it changes."""
-
-    name: str = ""
-    x: float | None = None
-    set: dict[str, Any] = {}
-
-
-class Runs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Runs of an item on one workload: every row at every budget, case and seed."""
-
-    workload: str
-    rows: tuple[str, ...]
-    accounting: str = "paper"
-    epsilon: tuple[float, ...] = (1.0,)
-    seeds: int = 1
-    set: dict[str, Any] = {}
-    cases: tuple[Case, ...] = (Case(),)
-    space: dict[str, list[Any]] = {}  # lists of values that take the place of those that all workloads have
-
-
-class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A figure or table: its runs, what they are worth, where the paper has it, and what is left out for its cost."""
-
-    title: str
-    value: float
-    runs: tuple[Runs, ...]
-    paper: str = ""
-    left_out: tuple[str, ...] = ()
-    options: dict[str, Any] = {}
-
-
-class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A workload: the recipe it changes, its target, sizes and seconds a round (see ``workloads.toml``)."""
-
-    title: str
-    like: str
-    target: float
-    records: int
-    devices: int
-    cpu: float
-    cuda: float
-    substitute: str
-    set: dict[str, Any] = {}
-    paper: dict[str, Any] = {}  # at the paper's accounting, whose head has other steps
-
-
-class RowKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of every comparison (see ``rows.toml``); `frozen` is that of devices that never move under such a head."""
-
-    title: str
-    method: str
-    tuned: bool = False
-    like: str = ""
-    frozen: str = "frozen"
-    program: str = ""
-    set: dict[str, Any] = {}
-    paper: dict[str, Any] = {}
-    exact: dict[str, Any] = {}
-
-
-class Tuned(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What trials chose for a row: how many there were, at which budget, the best score and its settings."""
-
-    trials: int = 0
-    epsilon: float = 1.0
-    score: float = 0.0
-    settings: dict[str, Any] = {}
-    passes: float = 0.0  # the length among the settings
-
-    def without_length(self) -> Tuned:
-        """The same with the length apart."""
-        others = {key: value for key, value in self.settings.items() if key != LENGTH}
-        return msgspec.structs.replace(self, settings=others, passes=float(self.settings.get(LENGTH, 0.0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +71,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of an item. `trials` chose its settings (0: untuned); `missing` says why it cannot be run."""
+    """One run of an item.
+
+    `trials` is the number of trials that chose its settings: 0 if nobody tuned them, `None` if there is nothing to
+    choose. `frozen` names the row with such a head over devices that never move. `missing` says why it cannot be run.
+    """
 
     workload: str
     row: str
@@ -166,7 +84,7 @@ class Cell:
     epsilon: float
     seed: int
     case: Case
-    trials: int
+    trials: int | None
     frozen: str
     job: Job
     seconds: float
@@ -174,29 +92,20 @@ class Cell:
     setting: dict[str, Any] | None = None  # of a trial: what was drawn for it
 
 
-@functools.cache
-def workloads() -> dict[str, Workload]:
-    """All workloads by name."""
-    return converted(recipes.reproduction("workloads"), dict[str, Workload])
-
-
-def item_of(name: str) -> Item:
-    """The item `name`."""
-    return converted(recipes.reproduction(name), Item)
-
-
 def cells_of(item: Item, asked: Asked) -> list[Cell]:
     """The runs of an item."""
-    kinds = converted(recipes.reproduction("rows"), dict[str, RowKind])
+    kinds = row_kinds()
     found: list[Cell] = []
     for runs in item.runs:
         runs = _smoke(runs) if asked.scale == SMOKE else runs
-        for row, epsilon, case, seed in itertools.product(runs.rows, runs.epsilon, runs.cases, range(runs.seeds)):
-            made = _Made(runs, row, kinds[row], epsilon, case, seed)
-            if trials := item.options.get("trials"):
-                found += _trials(made, 1 if asked.scale == SMOKE else trials, asked)
-            else:
-                found.append(_cell(made, asked))
+        for row in runs.rows:
+            own = msgspec.structs.replace(runs, seeds=1, set={}, cases=(Case(),)) if kinds[row].alike else runs
+            for epsilon, case, seed in itertools.product(own.epsilon, own.cases, range(own.seeds)):
+                made = _Made(own, row, kinds[row], epsilon, case, seed)
+                if trials := item.options.get("trials"):
+                    found += _trials(made, 1 if asked.scale == SMOKE else trials, asked)
+                else:
+                    found.append(_cell(made, asked))
     places: dict[tuple[Any, ...], Cell] = {}
     for cell in found:  # in a smoke test several workloads are one, and have a place once
         place = (cell.workload, cell.row, cell.accounting, cell.epsilon, cell.case.name, cell.seed)
@@ -285,7 +194,7 @@ def _cell(made: _Made, asked: Asked) -> Cell:
         epsilon=made.epsilon,
         seed=made.seed,
         case=made.case,
-        trials=tuned.trials if made.kind.tuned else 0,
+        trials=tuned.trials if made.kind.tuned or made.kind.like else None,
         frozen=made.kind.frozen,
         job=Job(name, config, rounds, made.kind.program),
         seconds=_seconds(config, workload, rounds),
@@ -326,15 +235,8 @@ def _tuned(made: _Made, out: Path) -> Tuned:
         return Tuned()
     name = f"{made.runs.workload}-{made.runs.accounting}"
     file = out / TUNING / f"{name}.toml"
-    found = recipes.toml_file(file) if file.exists() else _shipped(name)
+    found = recipes.toml_file(file) if file.exists() else shipped(name)
     return converted(found.get(row, {}), Tuned).without_length()
-
-
-def _shipped(name: str) -> dict[str, Any]:
-    try:
-        return recipes.reproduction(f"tuned-{name}")
-    except FileNotFoundError:
-        return {}
 
 
 def _seconds(config: Config, workload: Workload, rounds: int) -> float:

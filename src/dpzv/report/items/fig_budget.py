@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from dpzv.report.panels import draw, over_budgets
 from dpzv.report.reproduced import ItemRuns, ItemTold, Shown, budget_text, percent
@@ -13,19 +14,32 @@ __all__ = ["told"]
 def told(runs: ItemRuns, figure: Path) -> ItemTold:
     """The last evaluation of every run within the budget of bytes."""
     most = float(runs.item.options["megabytes"]) * 1e6
-    header = ["workload", "row", "epsilon", f"in loop within {most / 1e6:g} MB, %", "state"]
+    header = ["workload", "row", "epsilon", f"in loop within {most / 1e6:g} MB, %", "MB sent by then", "state"]
     rows, panels = [], []
     for line in runs.lines:
         figures = line.text(lambda run: _within(run, most), percent)
+        sent = line.text(lambda run: _sent(_last(run, most)) / 1e6, lambda value: f"{value:.1f}")
         what = [runs.title(line.cell.workload), line.label, budget_text(line.cell.epsilon)]
-        rows.append([*what, figures, line.status or "-"])
+        rows.append([*what, figures, sent, line.status or "-"])
     for workload in runs.places:
         title = f"{runs.title(workload)}, {most / 1e6:g} MB"
         panels.append(over_budgets(title, runs.of(workload), lambda run: _within(run, most), falling=True))
-    return ItemTold(header, rows, ["The paper does not print its number of bytes."], draw(panels, figure))
+    notes = [
+        "The paper does not print its number of bytes. Rivals whose trials chose a short run send fewer of them.",
+    ]
+    return ItemTold(header, rows, notes, draw(panels, figure))
 
 
 def _within(run: Shown, most: float) -> float:
-    """The accuracy of the last evaluation before `most` bytes were sent; that of the first one if none was."""
-    inside = [line for line in run.metrics if line["bytes_up"] + line["bytes_down"] <= most]
-    return float((inside or run.metrics[:1])[-1]["test_accuracy"])
+    """The accuracy of the last evaluation before `most` bytes were sent."""
+    return float(_last(run, most)["test_accuracy"])
+
+
+def _last(run: Shown, most: float) -> dict[str, Any]:
+    """The metrics of the last evaluation before `most` bytes were sent; those of the first one if none was."""
+    inside = [line for line in run.metrics if _sent(line) <= most]
+    return (inside or run.metrics[:1])[-1]
+
+
+def _sent(line: dict[str, Any]) -> float:
+    return float(line["bytes_up"] + line["bytes_down"])

@@ -23,7 +23,8 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
     notes = [
         "Accuracy is that of the head in the loop on test records; bands are one standard deviation over seeds.",
         "A curve begins at the first evaluation after round 0. Rivals chose some hundred rounds in their trials, since "
-        "the published noise on their embeddings grows with the length of a run.",
+        "the published noise on their embeddings grows with the length of a run. Their batches may be smaller, too, so "
+        "a round is not the same number of records for all.",
     ]
     return ItemTold(*standard(runs), notes, draw(panels, figure))
 

@@ -30,7 +30,8 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
         "One device needs 1, 4 or 16 times as long for a batch. In a synchronous run everybody waits for the slowest, "
         "so it is the run in which all are as slow. Every device has the same number of rounds, so both end when the "
         "slowest has had its own; an asynchronous run learns from the others' rounds meanwhile. What frozen devices "
-        "send never gets old, so with them only the order of the head's batches differs."
+        "send never gets old, so with them only the order of the head's batches differs. One seed: differences of some "
+        "tenths of a point are within its noise."
     )
     return ItemTold(header, rows, [note], draw(panels, figure))
 

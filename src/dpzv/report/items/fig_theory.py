@@ -33,7 +33,7 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
             budget = budget_text(line.cell.epsilon)
             curves.append(Curve(f"measured, epsilon {budget}", x, y, CYCLE[i]))
         x, y = _means(runs.of(workload)[0].finished[0].known)
-        curves.append(Curve("falls like the root of T", x, [y[0] * math.sqrt(x[0] / t) for t in x], "#222222", 1))
+        curves.append(Curve("falls like 1/sqrt(T)", x, [y[0] * math.sqrt(x[0] / t) for t in x], "#222222", 1))
         label = "mean squared gradient norm up to T"
         panels.append(Panel(runs.title(workload), "T", label, curves, log_x=True, log_y=True))
     notes = [

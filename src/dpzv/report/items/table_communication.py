@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpzv.report.panels import Panel, accuracy, against, draw
-from dpzv.report.reproduced import ItemRuns, ItemTold, budget_text, percent
+from dpzv.report.reproduced import ItemRuns, ItemTold, percent
 
 __all__ = ["told"]
 
@@ -26,7 +26,7 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
             figures = [line.status, "-", "-"]
         elif line.status:
             figures[0] += f" ({line.status})"
-        what = [workload.title, f"{100 * workload.target:g}", line.label, cell.accounting, budget_text(cell.epsilon)]
+        what = [workload.title, f"{100 * workload.target:g}", line.label, *line.rule]
         rows.append([*what, *figures])
     rows += [[text, *["-"] * 4, "not run: cost", "-", "-"] for text in runs.item.left_out]
     panels = []
@@ -46,7 +46,9 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
         panels.append(Panel(runs.title(place), "megabytes sent", "test accuracy in the loop, %", curves, log_x=True))
     notes = [
         "The target is looked for with the head in the loop; bytes include the first fill of the table. Where frozen "
-        "devices reach it as soon as trained ones, the head has done the work."
+        "devices reach it as soon as trained ones, the head has done the work.",
+        "The strong simple model has the joined records and no privacy: regression on tf-idf for reviews, kernel "
+        "regression on principal components for pixels, boosted trees for flights.",
     ]
     return ItemTold(header, rows, notes, draw(panels, figure))
 
