@@ -128,6 +128,8 @@ def test_curves_are_drawn_hidden_and_read_by_pointing(browser: Browser, address:
         assert painted(place, "--c1") == 0
         assert painted(place, "--c0") > 50
         page.get_by_label("megabytes", exact=True).check()
+        wide = "(place) => [place.clientWidth, place.querySelector('.uplot').clientWidth]"
+        assert all(len(set(drawn.evaluate(wide))) == 1 for drawn in page.locator(".plot").all())  # drawn anew, they fit
         place.locator(".u-over").hover(position={"x": box["width"] - 2, "y": 50})
         sent = (last["first"]["bytes_up"] + last["first"]["bytes_down"]) / 1e6
         expected = [f"megabytes: {told(sent)}", f"{told(last['first']['test_loss'])} first"]
@@ -158,6 +160,7 @@ SPY = """() => {
         (0.5, 0.1, ["0.6", "0.8", "1.0", "1.2", "1.4"]),
         (1000.0, 2e-7, [f"1,000.00000{n}" for n in ("00", "05", "10", "15", "20")]),
         (0.0, 400.0, ["0", "1,000", "2,000", "3,000", "4,000"]),
+        (0.0, 4e20, ["0", "1E21", "2E21", "3E21", "4E21"]),
     ],
 )
 def test_numbers_beside_an_axis_have_the_decimals_that_tell_them_apart(

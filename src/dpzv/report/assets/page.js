@@ -97,6 +97,9 @@
 
   /* The numbers beside an axis, with as many decimals as it takes to tell one from the next. */
   function marks(u, splits, axis, space, step) {
+    if (splits.some((value) => Math.abs(value) >= 1e9)) {
+      return splits.map((value) => value.toLocaleString("en", { notation: value ? "scientific" : "standard" }));
+    }
     let decimals = 0, scaled = step;
     while (decimals < 20 && Math.abs(scaled - Math.round(scaled)) > 1e-6 * scaled) scaled = step * 10 ** ++decimals;
     const shown = { minimumFractionDigits: decimals, maximumFractionDigits: decimals };
@@ -179,11 +182,19 @@
     return chart;
   }
 
+  /* Every chart as large as its place; the first ones were drawn before the others took theirs. */
+  function fit() {
+    for (const { plot, place } of charts) {
+      if (place.clientWidth !== plot.width) plot.setSize({ width: place.clientWidth, height: place.clientHeight });
+    }
+  }
+
   function draw() {
     const focused = charts.findIndex((chart) => chart.place === document.activeElement);
     for (const chart of charts) chart.plot.destroy();
     at("charts").replaceChildren();
     charts = data.runs.length ? data.charts.map(chartOf) : [];
+    fit();
     if (focused >= 0 && charts[focused]) charts[focused].place.focus();
   }
 
@@ -230,11 +241,7 @@
   });
   at("theme").addEventListener("click", () => paint(root.dataset.theme !== "dark"));
   wanted.addEventListener("change", () => paint(wanted.matches));
-  new ResizeObserver(() => {
-    for (const { plot, place } of charts) {
-      if (place.clientWidth !== plot.width) plot.setSize({ width: place.clientWidth, height: place.clientHeight });
-    }
-  }).observe(at("charts"));
+  new ResizeObserver(fit).observe(at("charts"));
 
   // ---- a run that goes on ------------------------------------------------------------------------------------
   const shape = () => JSON.stringify([data.runs.map((run) => run.name), data.charts]);
