@@ -55,6 +55,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
         code, said, err = dpzv(*command, "--budget", "0")
         assert code == 0, err
         assert said.startswith("0 of ")
+        assert "side by side" not in said  # no run, no page
         assert "not run yet" in (out / "reproduction.md").read_text()
         assert not list(out.glob("runs/*/summary.json"))
         code, said, err = dpzv(*command, "--quiet")
@@ -119,11 +120,44 @@ def test_finished_runs_are_not_run_again(smoke: Path) -> None:
     code, said, err = dpzv("reproduce", "fig-delay", "--scale", "smoke", "--out", str(smoke))
     assert code == 0, err
     assert said.startswith("12 of 12 rows have runs")
+    assert said.endswith(f"Runs side by side: {smoke / 'pages' / 'fig-delay.html'}\n")
     assert before == {file: file.stat().st_mtime_ns for file in smoke.glob("runs/*/summary.json")}
     code, said, err = dpzv("reproduce", "all", "--scale", "smoke", "--out", str(smoke), "--list")
     assert code == 0, err
     assert "To run: 0 s" in said
     assert said.count("finished") == len(before)
+
+
+def names_on(page: Path) -> set[str]:
+    """The runs that a report page shows."""
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    return {run["name"] for run in json.loads(data)["runs"]}
+
+
+def test_every_item_with_runs_has_a_report_page_without_trials(smoke: Path) -> None:
+    pages = {file.stem: names_on(file) for file in (smoke / "pages").iterdir()}
+    assert pages.keys() == {*ITEMS} - {"fig-overview"}  # which is a drawing
+    runs = {file.parent.name for file in smoke.glob("runs/*/summary.json")}
+    assert all(names and names <= runs for names in pages.values())
+    shown = set[str]().union(*pages.values())
+    trials = [run for run in runs - shown if "holdout = 0.0" not in (smoke / "runs" / run / "config.toml").read_text()]
+    assert len(trials) == len(runs - shown) > 0
+
+
+def test_a_report_page_is_written_again_where_its_runs_changed_and_nowhere_else(smoke: Path) -> None:
+    """The page is named at the end, and a command that runs nothing does not spend its time on pages."""
+    command = ["reproduce", "all", "--scale", "smoke", "--out", str(smoke), "--budget", "0"]
+    assert dpzv(*command)[0] == 0
+    pages = {file: file.stat().st_mtime_ns for file in (smoke / "pages").iterdir()}
+    (smoke / "pages" / "fig-delay.html").write_text("an older page")
+    run = sorted(names_on(smoke / "pages" / "fig-clipping.html"))[0]
+    os.utime(smoke / "runs" / run / "summary.json")
+    code, said, err = dpzv(*command)
+    assert code == 0, err
+    assert said.endswith(f"Runs side by side: {smoke / 'pages'}\n")
+    again = {file.stem for file, before in pages.items() if file.stat().st_mtime_ns != before}
+    assert again == {"fig-delay", *(file.stem for file in pages if run in names_on(file))}
+    assert again != {file.stem for file in pages}
 
 
 def test_the_list_has_seconds_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

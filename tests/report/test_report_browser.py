@@ -122,15 +122,17 @@ def test_curves_are_drawn_hidden_and_read_by_pointing(browser: Browser, address:
         tip, last = place.locator(".tip"), {name: lines_of(runs, name)[-1] for name in ("first", "half")}
         assert tip.inner_text().splitlines() == [
             "rounds: 60",
-            *(f"{name}: {told(line['test_loss'])}" for name, line in last.items()),
+            *(f"{told(line['test_loss'])} {name}" for name, line in last.items()),
         ]
         page.get_by_label("half").uncheck()
         assert painted(place, "--c1") == 0
         assert painted(place, "--c0") > 50
         page.get_by_label("megabytes", exact=True).check()
+        wide = "(place) => [place.clientWidth, place.querySelector('.uplot').clientWidth]"
+        assert all(len(set(drawn.evaluate(wide))) == 1 for drawn in page.locator(".plot").all())  # drawn anew, they fit
         place.locator(".u-over").hover(position={"x": box["width"] - 2, "y": 50})
         sent = (last["first"]["bytes_up"] + last["first"]["bytes_down"]) / 1e6
-        expected = [f"megabytes: {told(sent)}", f"first: {told(last['first']['test_loss'])}"]
+        expected = [f"megabytes: {told(sent)}", f"{told(last['first']['test_loss'])} first"]
         assert tip.inner_text().splitlines() == expected
         page.mouse.move(5, 5)
         tip.wait_for(state="hidden")
@@ -158,6 +160,7 @@ SPY = """() => {
         (0.5, 0.1, ["0.6", "0.8", "1.0", "1.2", "1.4"]),
         (1000.0, 2e-7, [f"1,000.00000{n}" for n in ("00", "05", "10", "15", "20")]),
         (0.0, 400.0, ["0", "1,000", "2,000", "3,000", "4,000"]),
+        (0.0, 4e20, ["0", "1E21", "2E21", "3E21", "4E21"]),
     ],
 )
 def test_numbers_beside_an_axis_have_the_decimals_that_tell_them_apart(
@@ -203,6 +206,8 @@ def test_everything_is_reached_by_keyboard_and_told_to_screen_readers(
         assert page.get_by_role("group", name="Test AUC, against virtual seconds").count() == 1
         assert page.get_by_role("table").count() == page.locator("table:visible").count()
         assert page.locator("table:not(:has(caption)), input:not(label input), th:not([scope])").count() == 0
+        for table in page.locator(".wide").all():  # every table that is scrolled says which one it is
+            assert table.get_attribute("aria-label") == table.locator("caption").text_content()
         assert [heading.inner_text() for heading in page.get_by_role("heading", level=2).all()] == [
             *("Runs", "Curves", "Privacy", "Devices", "Settings", "Numbers")
         ]
@@ -248,6 +253,100 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser: Browser, ad
             page.wait_for_timeout(20)
         else:
             pytest.fail("the charts stayed narrow")
+
+
+STILL: dict[str, Any] = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"}
+"""A page that does not glide when it is scrolled, so that places on it can be measured."""
+
+LONG_NAMES = ("mnist-paper-dpzv-eps1-seed0-09bfdc0a1b2c", "mnist-paper-vfl-czofo-eps0.5-seed0-3bfe061bf36a")
+
+
+@pytest.fixture(scope="module")
+def steep(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of two runs with long names, whose curves start at 12 % and then stay between 95 % and 98 %."""
+    folder = tmp_path_factory.mktemp("steep")
+    for i, name in enumerate(LONG_NAMES):
+        (folder / name).mkdir()
+        for file in ("config.toml", "summary.json"):
+            shutil.copy(runs / ("first", "half")[i] / file, folder / name)
+        line = lines_of(runs, "first")[0]
+        shares = [0.12, *(0.95 + 0.03 * k / 19 + 0.001 * i for k in range(1, 20))]
+        lines = [{**line, "round": 10 * k, "test_accuracy": share} for k, share in enumerate(shares)]
+        (folder / name / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    write_page([folder], folder / "page.html")
+    return (folder / "page.html").as_uri()
+
+
+def test_a_phone_shows_figures_beside_long_names_and_captions_that_stay(browser: Browser, steep: str) -> None:
+    with opened(browser, steep, viewport={"width": 390, "height": 800}, is_mobile=True) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        for row in page.locator("#runs tbody tr").all():
+            name, figure = (row.locator(cell).first.bounding_box() for cell in ("th", "td"))
+            assert name is not None
+            assert figure is not None
+            assert 0 < name["x"] < figure["x"]
+            assert figure["x"] + figure["width"] <= 390
+        page.locator("#devices summary").last.click()
+        tables = [table for table in page.locator(".wide").all() if table.is_visible()]
+        assert len(tables) == 4  # of runs, of the devices of both, and of settings
+        for table in tables:
+            table.evaluate("(table) => { table.scrollLeft = 150; }")
+            caption = table.locator("caption span").bounding_box()
+            assert caption is not None
+            assert caption["x"] >= 0
+            assert caption["x"] + caption["width"] <= 390
+        assert page.locator(".wide").first.evaluate("(table) => table.scrollLeft") == 150
+
+
+def written_beside(page: Page, title: str) -> list[float]:
+    """The numbers that were last written beside the upright axis of a chart."""
+    found = (
+        chart(page, title)
+        .locator("canvas")
+        .evaluate("(canvas) => window.written.filter((one) => one[0] === canvas).map((one) => one[1])")
+    )
+    return [float(text.replace(",", "")) for text in found]
+
+
+def test_charts_open_on_what_follows_a_steep_start(browser: Browser, steep: str) -> None:
+    with opened(browser, steep, **STILL) as page:
+        page.evaluate(SPY)
+        page.get_by_label("seconds", exact=True).check()
+        page.get_by_label("rounds", exact=True).check()  # drawn anew, now that the spy is there
+        page.wait_for_function("window.written.length > 0")
+        assert min(written_beside(page, "Test accuracy")) > 90
+        over = chart(page, "Test accuracy").locator(".u-over")
+        over.scroll_into_view_if_needed()
+        box = over.bounding_box()
+        assert box is not None
+        page.evaluate("window.written = []")
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 40)
+        page.mouse.down()
+        page.mouse.move(box["x"], box["y"] + 40, steps=4)
+        page.mouse.up()  # who zooms into the start sees it
+        page.wait_for_function("window.written.length > 0")
+        assert min(written_beside(page, "Test accuracy")) < 50
+        for words, low in (("Show all of every curve", True), ("Leave out steep starts", False)):
+            page.evaluate("window.written = []")
+            page.get_by_role("button", name=words).click()
+            page.wait_for_function("window.written.length > 0")
+            assert (min(written_beside(page, "Test accuracy")) < 50) == low
+
+
+def test_the_tooltip_is_small_and_lies_beside_the_points(browser: Browser, steep: str) -> None:
+    with opened(browser, steep, **STILL) as page:
+        place = page.get_by_role("group", name="Test accuracy, %, against rounds")
+        for key, high in (("End", True), ("Home", False)):
+            place.focus()
+            place.press(key)
+            tip, box = chart(page, "Test accuracy").locator(".tip").bounding_box(), place.bounding_box()
+            assert tip is not None
+            assert box is not None
+            assert tip["width"] * tip["height"] < box["width"] * box["height"] / 8
+            middle = box["y"] + box["height"] / 2
+            assert (tip["y"] > middle) == high  # curves are high at the end and low at their start
+            assert box["y"] <= tip["y"]
+            assert tip["y"] + tip["height"] <= box["y"] + box["height"]
 
 
 def test_names_from_records_do_not_run(browser: Browser, runs: Path, tmp_path: Path) -> None:

@@ -88,8 +88,11 @@ def test_devices_and_results_are_those_of_the_summary(runs: Path) -> None:
 def test_settings_that_differ_are_marked_and_no_others(runs: Path) -> None:
     text = page(read_runs([runs]))
     names = re.findall(r'<tr class=differs><th scope="row">(.*?)</th>', text)
-    assert names == ["privacy.epsilon", "train.eval_every"]
-    assert re.findall(r"<mark>(.*?)</mark>", text) == ["15", "0.5"]  # in the order of config.toml
+    # in words as well as by a colour, which nobody hears and not everybody sees
+    assert [words_of(name) for name in names] == ["≠ differs: privacy.epsilon", "≠ differs: train.eval_every"]
+    marked = re.findall(r"<mark>(.*?)</mark>", text)
+    assert [words_of(cell) for cell in marked] == ["≠ differs: 15", "≠ differs: 0.5"]  # in the order of config.toml
+    assert text.count("differs: </span>") == 4
     same = page(read_runs([runs / "first"]))
     assert "<mark>" not in same
     assert "class=differs" not in same

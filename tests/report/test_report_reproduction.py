@@ -6,16 +6,18 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
 
-from dpzv.report.items import fig_budget, fig_honest, fig_theory
+from dpzv.report.items import fig_budget, fig_honest, fig_memory, fig_overview, fig_theory
 from dpzv.report.panels import Curve, Panel, draw, window
 from dpzv.report.reproduced import ItemRuns, ItemTold, Line, Shown, lines_of, percent, standard
 from dpzv.report.reproduction_page import numbers, verdict, words, write_page
 from dpzv.runtime.reproduction import SMOKE, Asked, Cell, cells_of
 from dpzv.runtime.reproduction_files import item_of, workloads
+from tests.report.conftest import texts
 
 TABLE = "table-communication"
 
@@ -227,6 +229,55 @@ def test_a_figure_without_a_point_is_not_drawn_and_others_are_the_same_each_time
     assert "something" in first.read_text()
     assert "nothing" not in first.read_text()
     assert (tmp_path / "a.png").exists()
+
+
+@pytest.mark.parametrize(("count", "rows", "columns"), [(1, 1, 1), (3, 1, 3), (4, 2, 2), (5, 2, 3), (7, 3, 3)])
+def test_panels_fill_their_rows(count: int, rows: int, columns: int, tmp_path: Path) -> None:
+    panels = [Panel("", "x", "y", [Curve("line", [1.0, 2.0], [90.0, 95.0])])] * count
+    assert draw(panels, tmp_path / "a")
+    svg = ElementTree.parse(tmp_path / "a.svg").getroot()
+    size = [float(svg.get(side, "0pt")[:-2]) / 72 for side in ("width", "height")]
+    assert size == pytest.approx([5.2 * columns, 4.2 * rows])
+
+
+@pytest.mark.parametrize("panels", [1, 2, 3])
+def test_the_words_below_a_figure_are_not_cut_off(panels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["DPZV, first-order head (untuned)", "VAFL", "ZOO-VFL", "VFL-CZOFO", "devices frozen, first-order head"]
+    kept: list[Any] = []
+    monkeypatch.setattr("dpzv.report.panels.save", lambda figure, *paths: kept.append(figure))
+    curves = [Curve(name, [1.0, 2.0], [90.0, 95.0]) for name in names]
+    assert draw([Panel("", "x", "y", curves)] * panels, tmp_path / "a")
+    (figure,) = kept
+    figure.draw_without_rendering()
+    (words,) = figure.legends
+    box = words.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width
+    assert [text.get_text() for text in words.get_texts()] == names
+
+
+def test_bars_of_memory_are_named_in_full(tmp_path: Path) -> None:
+    item = item_of("fig-memory")
+    cell = cells("memory", "amazon", name="fig-memory")[0]
+    network = "BERT of 22.7 million parameters, 64 x 64 tokens"
+    peaks = {"inference": 180, "dpzv": 181, "vafl": 811, "zoo-vfl": 182, "vfl-czofo": 811}
+    run = shown(cell, 0.0, weights=100, peaks=peaks, network=network, accelerator="cpu")
+    told = fig_memory.told(ItemRuns("fig-memory", item, workloads(), (Line((run,)),)), tmp_path / "fig-memory")
+    methods = ["one inference", "DPZV", "VAFL", "ZOO-VFL", "VFL-CZOFO"]
+    assert [row[2] for row in told.rows] == methods
+    words = texts(tmp_path / "fig-memory.svg")
+    assert words.count("BERT of 22.7 million parameters") == words.count("64 x 64 tokens") == 2
+    assert {*methods, "the model", "itself", "8.11", "4.51"} <= {*words}
+
+
+def test_the_overview_says_who_sees_what_in_the_letters_of_the_paper(tmp_path: Path) -> None:
+    told = fig_overview.told(ItemRuns("fig-overview", item_of("fig-overview"), {}, ()), tmp_path / "fig-overview")
+    words = "\n".join(texts(tmp_path / "fig-overview.svg"))
+    for part in ("all devices together may collude", "every Δ", "trusted: the server", "step of the head", "λ", "η₀"):
+        assert part in words
+    assert "lam" not in words
+    assert "Delta" not in words
+    assert ["Δ", "all devices together see every one; the guarantee is about this"] in told.rows
 
 
 def test_axes_use_their_space_whatever_the_first_rounds_were() -> None:

@@ -183,15 +183,17 @@ def _told(names: list[str], what: Asked) -> dict[str, tuple[ItemRuns, ItemTold]]
 
 
 def _write(found: dict[str, tuple[ItemRuns, ItemTold]], asked: Reproduction, out: Path) -> None:
-    """Write the page, and say where it is and how much of it is there."""
-    from dpzv.report.reproduction_page import write_page
+    """Write the page and the report pages of the runs, and say where they are and how much of it is there."""
+    from dpzv.report.reproduction_page import write_page, write_reports
 
     data = [part for assigned in asked.data for part in ("--data", assigned)]
     command = shlex.join(["dpzv", "reproduce", asked.name, "--scale", asked.scale, *data])
     write_page(found, command, out / "reproduction.md")
+    reports = write_reports([runs for runs, _ in found.values()], out)
     if asked.quiet:
         return
     lines = [line for runs, _ in found.values() for line in runs.lines]
     done = sum(bool(line.finished) for line in lines)
     typer.echo(f"{done} of {len(lines)} rows have runs; figures, tables and the page are in {out}.")
-    typer.echo(f"Runs side by side: {shlex.join(['dpzv', 'report', str(out), '--out', str(out / 'report.html')])}")
+    if reports is not None:
+        typer.echo(f"Runs side by side: {reports}")

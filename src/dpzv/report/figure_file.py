@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from dpzv.durable import replacing
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLOURS", "STYLES", "axes_of", "over_runs", "plain_ticks", "save", "subplots"]
+__all__ = ["COLOURS", "STYLES", "axes_of", "legend", "over_runs", "plain_ticks", "save", "subplots"]
 
 COLOURS = {
     "dpzv": "#0072b2",
@@ -44,6 +45,18 @@ def subplots(rows: int = 1, columns: int = 1, *, size: tuple[float, float], **sh
     from matplotlib import pyplot
 
     return pyplot.subplots(rows, columns, figsize=size, layout="constrained", **shared)
+
+
+def legend(figure: Any, named: dict[str, Any]) -> None:
+    """Say below a figure what its lines and colours are, in as few rows as are not cut off at its sides."""
+    handles, labels = list(named.values()), list(named)
+    for rows in range(1, len(named) + 1):
+        columns = math.ceil(len(named) / rows)
+        words = figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+        # an SVG file is drawn with the fonts of whoever looks at it, which may be wider
+        if columns == 1 or words.get_window_extent().width <= 0.92 * figure.bbox.width:
+            return
+        words.remove()
 
 
 def save(figure: Any, *paths: Path) -> None:

@@ -123,6 +123,9 @@ def _hash(text: str) -> str:
 COLOURS, DASHES = 8, 4
 """How many colours and kinds of lines the page has; the style sheet and the program know the same."""
 
+DIFFERS = '<span aria-hidden="true">≠ </span><span class="unseen">differs: </span>'
+"""What marks a setting that differs, besides its colour."""
+
 FIRST = ("Guarantee", "Epsilon", "Risk")
 """The lines of a privacy statement that are put first and shown in bold."""
 
@@ -251,20 +254,23 @@ def _settings_part(runs: Sequence[RunRecord]) -> str:
         for run in runs:
             words = [_setting(run, key) for key in differing]
             marks = [word != _setting(runs[0], key) for key, word in zip(differing, words, strict=True)]
-            cells = [f"<mark>{_escaped(w)}</mark>" if m else _escaped(w) for w, m in zip(words, marks, strict=True)]
+            cells = [
+                f"<mark>{DIFFERS}{_escaped(w)}</mark>" if m else _escaped(w) for w, m in zip(words, marks, strict=True)
+            ]
             rows.append([_escaped(run.name), *cells])
         told = _table(
-            ("Run", *map(_escaped, differing)), rows, "Settings that differ; marked: not as in the first run."
+            ("Run", *map(_escaped, differing)), rows, "Settings that differ; marked ≠: not as in the first run."
         )
     else:
         told = "<p>All runs have the same settings.</p>"
     lines = "".join(
-        f'<tr{" class=differs" if key in differing else ""}><th scope="row">{_escaped(key)}</th>'
+        (f'<tr class=differs><th scope="row">{DIFFERS}' if key in differing else '<tr><th scope="row">')
+        + f"{_escaped(key)}</th>"
         f'<td class="words long">{_escaped(" | ".join(dict.fromkeys(_setting(run, key) for run in runs)))}</td></tr>'
         for key in sorted(keys)
     )
-    every = f"<table><caption>All settings; marked: they differ.</caption><tbody>{lines}</tbody></table>"
-    return f'{told}<details data-run="all settings"><summary>All settings</summary>{_scrolled(every)}</details>'
+    every = _scrolled("All settings; marked ≠: they differ.", f"<tbody>{lines}</tbody>")
+    return f'{told}<details data-run="all settings"><summary>All settings</summary>{every}</details>'
 
 
 def _setting(run: RunRecord, key: str) -> str:
@@ -297,12 +303,15 @@ def _table(names: Iterable[str], rows: Sequence[Sequence[str]], caption: str) ->
     body = "".join(
         f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in row[1:]) + "</tr>" for row in rows
     )
-    return _scrolled(f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+    return _scrolled(caption, f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>")
 
 
-def _scrolled(table: str) -> str:
-    """A table that is wider than the page is scrolled by itself, by keyboard too."""
-    return f'<div class="wide" role="group" aria-label="Table" tabindex="0">{table}</div>'
+def _scrolled(caption: str, parts: str) -> str:
+    """A table that is wider than the page is scrolled by itself, by keyboard too; its caption stays in view."""
+    return (
+        f'<div class="wide" role="group" aria-label="{_escaped(caption)}" tabindex="0">'
+        f"<table><caption><span>{_escaped(caption)}</span></caption>{parts}</table></div>"
+    )
 
 
 def _number(value: float | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpzv.report.figure_file import COLOURS, STYLES, over_runs, plain_ticks, save, subplots
+from dpzv.report.figure_file import COLOURS, STYLES, legend, over_runs, plain_ticks, save, subplots
 from dpzv.report.reproduced import ItemRuns, Line, Shown, budget_text
 
 __all__ = ["CYCLE", "Curve", "Panel", "accuracy", "against", "by_case", "by_row", "draw", "over_budgets", "window"]
@@ -57,7 +57,8 @@ def draw(panels: Sequence[Panel], path: Path) -> bool:
     shown = [panel for panel in panels if any(curve.x for curve in panel.curves)]
     if not shown:
         return False
-    wide, high = min(MOST_WIDE, len(shown)), math.ceil(len(shown) / MOST_WIDE)
+    high = math.ceil(len(shown) / MOST_WIDE)
+    wide = math.ceil(len(shown) / high)  # four panels are two rows of two
     figure, grid = subplots(high, wide, size=(5.2 * wide, 4.2 * high), squeeze=False)
     for axes in grid.flat[len(shown) :]:
         axes.set_axis_off()
@@ -67,8 +68,7 @@ def draw(panels: Sequence[Panel], path: Path) -> bool:
             drawn = _curve(axes, curve, curve.colour or CYCLE[number % len(CYCLE)])
             named.setdefault(curve.label, drawn)
         _axes(axes, panel)
-    handles, labels = list(named.values()), list(named)
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=8)
+    legend(figure, named)
     save(figure, path.with_suffix(".svg"), path.with_suffix(".png"))
     return True
 

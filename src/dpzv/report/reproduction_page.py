@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -11,13 +12,16 @@ import msgspec
 
 from dpzv import recipes
 from dpzv.durable import write_atomically
+from dpzv.report.page import page
 from dpzv.report.reproduced import NOT_YET, ItemRuns, ItemTold, Line, Shown, percent
+from dpzv.report.run_records import read_runs
 from dpzv.report.table_text import paged
 from dpzv.runtime.reproduction import SMOKE
-from dpzv.runtime.reproduction_files import Workload
+from dpzv.runtime.reproduction_files import TUNING, Workload
 from dpzv.validate import converted
+from dpzv.version import VERSION
 
-__all__ = ["HEADER", "Number", "numbers", "tell_item", "verdict", "words", "write_page"]
+__all__ = ["HEADER", "Number", "numbers", "tell_item", "verdict", "words", "write_page", "write_reports"]
 
 HEADER = [
     "what",
@@ -206,3 +210,26 @@ def write_page(items: Mapping[str, tuple[ItemRuns, ItemTold]], command: str, fil
         where = f" ({runs.item.paper} of the paper)" if runs.item.paper else ""
         parts.append(f"## {name}: {runs.item.title}{where}\n\n{figure}\n{told.page()}")
     write_atomically(file, "\n".join(parts).encode())
+
+
+def write_reports(items: Sequence[ItemRuns], out: Path) -> Path | None:
+    """Write a report page of the finished runs of each item; the file, or the folder of several, if any has one.
+
+    Trials have none: they are hundreds, and the page of the reproduction has their table.
+    """
+    written = [file for runs in items if runs.name != TUNING and (file := _report(runs, out))]
+    return written[0] if len(written) == 1 else out / "pages" if written else None
+
+
+def _report(runs: ItemRuns, out: Path) -> Path | None:
+    """The page of an item's finished runs; one that was made from just these records is left as it is."""
+    keys = sorted({run.cell.job.key for line in runs.lines for run in line.finished})
+    if not keys:
+        return None
+    folders = [out / "runs" / key for key in keys]
+    known = [VERSION, *(f"{folder.name} {(folder / 'summary.json').stat().st_mtime_ns}" for folder in folders)]
+    made_from = f"\n<!-- {hashlib.sha256(' '.join(known).encode()).hexdigest()} -->\n".encode()
+    file = out / "pages" / f"{runs.name}.html"
+    if not file.exists() or not file.read_bytes().endswith(made_from):
+        write_atomically(file, page(read_runs(folders)).encode() + made_from)
+    return file

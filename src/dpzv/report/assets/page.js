@@ -3,6 +3,7 @@
   const AXES = { round: "rounds", seconds: "seconds", virtual_seconds: "virtual seconds", megabytes: "megabytes" };
   const DASHES = [[], [8, 4], [2, 4], [10, 3, 2, 3]];
   const COLOURS = 8, MOST = 8; // colours of the style sheet, and runs in a tooltip
+  const LONG = 5; // points from which on a curve is long
   const root = document.documentElement;
   const at = (id) => document.getElementById(id);
   const made = (name, words, text) => Object.assign(document.createElement(name), { className: words, textContent: text });
@@ -11,6 +12,7 @@
 
   let data = written(document);
   let x = "round";
+  let whole = false; // whether the upright axes have all of every curve
   const hidden = new Set();
   let charts = [];
 
@@ -56,14 +58,17 @@
     for (const one of found.slice(0, MOST)) {
       const line = made("div", "", "");
       const beside = one.place === place ? "" : ` (at ${number(one.place)})`;
-      line.append(made("span", looks(one.i), ""), `${one.name}: ${number(one.value)}${beside}`);
+      line.append(made("span", looks(one.i), ""), `${number(one.value)}${beside} ${one.name}`);
       tip.append(line);
     }
     if (found.length > MOST) tip.append(made("div", "", `and ${found.length - MOST} more: hide some runs`));
     tip.hidden = !found.length;
     const middle = u.over.offsetLeft + u.over.clientWidth / 2;
     const left = u.over.offsetLeft + u.valToPos(place, "x");
-    tip.style.top = "8px";
+    const mean = found.reduce((sum, one) => sum + u.valToPos(one.value, "y"), 0) / found.length;
+    const below = mean < u.over.clientHeight / 2; // the points are above it
+    tip.style.top = below ? "auto" : "6px";
+    tip.style.bottom = below ? `${chart.place.clientHeight - u.over.offsetTop - u.over.clientHeight + 6}px` : "auto";
     tip.style.left = left < middle ? `${left + 14}px` : "auto";
     tip.style.right = left < middle ? "auto" : `${chart.place.clientWidth - left + 14}px`;
     return found;
@@ -92,6 +97,9 @@
 
   /* The numbers beside an axis, with as many decimals as it takes to tell one from the next. */
   function marks(u, splits, axis, space, step) {
+    if (splits.some((value) => Math.abs(value) >= 1e9)) {
+      return splits.map((value) => value.toLocaleString("en", { notation: value ? "scientific" : "standard" }));
+    }
     let decimals = 0, scaled = step;
     while (decimals < 20 && Math.abs(scaled - Math.round(scaled)) > 1e-6 * scaled) scaled = step * 10 ** ++decimals;
     const shown = { minimumFractionDigits: decimals, maximumFractionDigits: decimals };
@@ -101,6 +109,26 @@
   /* Pixels for the numbers beside the upright axis. */
   const room = (u, texts) => Math.max(58, 22 + 7 * Math.max(...(texts ?? [""]).map((text) => text.length)));
 
+  /* The ends of the upright axis. A steep start, in the first tenth of long curves, leaves the view if that at least
+     doubles the room of what follows, until a reader zooms or asks for all of every curve. */
+  function upright(chart, low, high) {
+    if (low === null) return [null, null];
+    if (!whole && !chart.zoomed) {
+      const seen = data.runs.filter((run) => !hidden.has(run.name)).flatMap(({ values: { [chart.key]: own = [] } }) =>
+        own.slice(own.length < LONG ? 0 : Math.floor(own.length / 10) + 1).filter((value) => value !== null));
+      const [least, most] = seen.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
+      if (least < most && 2 * (most - least) <= high - low) [low, high] = [least, most];
+    }
+    return uPlot.rangeNum(low, high, 0.1, true);
+  }
+
+  /* The ends of the level axis, and whether a reader has zoomed in. */
+  function level(chart, u, low, high) {
+    const places = u.data[0];
+    chart.zoomed = places.length > 1 && (low > places[0] || high < places[places.length - 1]);
+    return [low, high];
+  }
+
   function options(chart, place) {
     const ink = colour("--quiet"), line = colour("--line");
     const lines = { grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
@@ -108,7 +136,10 @@
     return {
       width: place.clientWidth,
       height: place.clientHeight,
-      scales: { x: { time: false } },
+      scales: {
+        x: { time: false, range: (u, low, high) => level(chart, u, low, high) },
+        y: { range: (u, low, high) => upright(chart, low, high) },
+      },
       legend: { show: false },
       cursor: { sync: { key: "runs" }, drag: { x: true, y: false } },
       series: [{}].concat(data.runs.map((run, i) => ({
@@ -151,11 +182,19 @@
     return chart;
   }
 
+  /* Every chart as large as its place; the first ones were drawn before the others took theirs. */
+  function fit() {
+    for (const { plot, place } of charts) {
+      if (place.clientWidth !== plot.width) plot.setSize({ width: place.clientWidth, height: place.clientHeight });
+    }
+  }
+
   function draw() {
     const focused = charts.findIndex((chart) => chart.place === document.activeElement);
     for (const chart of charts) chart.plot.destroy();
     at("charts").replaceChildren();
     charts = data.runs.length ? data.charts.map(chartOf) : [];
+    fit();
     if (focused >= 0 && charts[focused]) charts[focused].place.focus();
   }
 
@@ -195,14 +234,14 @@
     offer();
     draw();
   });
-  at("whole").addEventListener("click", draw);
+  at("whole").addEventListener("click", () => {
+    whole = !whole;
+    at("whole").textContent = whole ? "Leave out steep starts" : "Show all of every curve";
+    draw();
+  });
   at("theme").addEventListener("click", () => paint(root.dataset.theme !== "dark"));
   wanted.addEventListener("change", () => paint(wanted.matches));
-  new ResizeObserver(() => {
-    for (const { plot, place } of charts) {
-      if (place.clientWidth !== plot.width) plot.setSize({ width: place.clientWidth, height: place.clientHeight });
-    }
-  }).observe(at("charts"));
+  new ResizeObserver(fit).observe(at("charts"));
 
   // ---- a run that goes on ------------------------------------------------------------------------------------
   const shape = () => JSON.stringify([data.runs.map((run) => run.name), data.charts]);
@@ -220,10 +259,9 @@
     const kept = shape();
     data = JSON.parse(now);
     if (kept !== shape()) { offer(); draw(); return; }
-    for (const { key, plot } of charts) {
-      const old = plot.data[0], whole = plot.scales.x.min <= old[0] && plot.scales.x.max >= old[old.length - 1];
-      plot.setData(table(key), whole);
-      if (!whole) plot.redraw();
+    for (const { key, plot, zoomed } of charts) {
+      plot.setData(table(key), !zoomed);
+      if (zoomed) plot.redraw();
     }
   }
 
