@@ -15,7 +15,6 @@ import typer
 from dpzv.cli import options
 from dpzv.cli.many_runs import fail, features_kept, one_bar
 from dpzv.cli.watching import warnings
-from dpzv.errors import ConfigError
 from dpzv.validate import one_of
 
 if TYPE_CHECKING:
@@ -66,13 +65,11 @@ def reproduce(asked: Reproduction) -> None:
     """
     from dpzv import config as configuration
     from dpzv.runtime.reproduction import Asked
-    from dpzv.runtime.reproduction_files import ITEMS, TUNING, workloads
+    from dpzv.runtime.reproduction_files import ITEMS, TUNING, own_data
 
     one_of("the item", asked.name, (ALL, TUNING, *ITEMS))
     names = [TUNING, *ITEMS] if asked.name == ALL else [asked.name]
-    data = dict(_assigned(text) for text in asked.data)
-    for workload in data:
-        one_of("the workload", workload, workloads())
+    data = dict(map(own_data, asked.data))
     out = asked.out or Path("runs") / f"reproduce-{asked.scale}"
     what = Asked(asked.scale, out, tuple(map(configuration.set_key, asked.set_)), data)
     if asked.list_:
@@ -94,13 +91,6 @@ def reproduce(asked: Reproduction) -> None:
     if stopped and time.monotonic() < until:
         typer.echo("dpzv: interrupted; finished runs are kept: give the same command again to go on.", err=True)
         raise typer.Exit(130)
-
-
-def _assigned(text: str) -> tuple[str, str]:
-    workload, equals, path = text.partition("=")
-    if not equals or not path:
-        raise ConfigError(f"--data expects WORKLOAD=PATH, got '{text}'; e.g. --data modelnet40=views.npz.")
-    return workload, path
 
 
 def _cells(names: list[str], what: Asked) -> list[Cell]:

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from dpzv import recipes
-from dpzv.validate import converted
+from dpzv.errors import ConfigError
+from dpzv.validate import converted, one_of
 
 __all__ = ["ITEMS", "LENGTH", "TUNING", "Case", "Item", "RowKind", "Runs", "Tuned", "Workload"]
-__all__ += ["item_of", "row_kinds", "shipped", "workloads"]
+__all__ += ["item_of", "own_data", "row_kinds", "shipped", "workloads"]
 
 TUNING = "tuning"
 ITEMS = (
@@ -120,6 +121,15 @@ def item_of(name: str) -> Item:
 def row_kinds() -> dict[str, RowKind]:
     """All rows by name."""
     return converted(recipes.reproduction("rows"), dict[str, RowKind])
+
+
+def own_data(text: str) -> tuple[str, str]:
+    """A workload and the path of the user's own files for it, given as ``WORKLOAD=PATH``."""
+    workload, equals, path = text.partition("=")
+    if not equals or not path:
+        raise ConfigError(f"--data expects WORKLOAD=PATH, got '{text}'; e.g. --data modelnet40=views.npz.")
+    one_of("the workload", workload, workloads())
+    return workload, path
 
 
 def shipped(name: str) -> dict[str, Any]:
