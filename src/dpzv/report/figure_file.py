@@ -28,6 +28,7 @@ COLOURS = {
     "untrained": "#222222",
     "backpropagation": "#222222",
     "public": "#e69f00",
+    "plain": "#222222",
 }
 """Okabe and Ito's palette, which colour-blind readers can tell apart too."""
 

@@ -16,6 +16,9 @@ __all__ = ["CYCLE", "Curve", "Panel", "accuracy", "against", "by_case", "by_row"
 CYCLE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#222222")
 """Colours of curves that are not rows, in this order."""
 
+DASHED = {"backpropagation": 1, "frozen": 1, "frozen-zo": 1, "plain": 2}
+"""Line styles of rows that would hide others, or share a colour with them."""
+
 LONG = 10
 """Points from which on a curve is long."""
 
@@ -85,8 +88,10 @@ def by_row(lines: Sequence[Line], x: Callable[[Line], float], y: Callable[[Shown
     for row in dict.fromkeys(line.cell.row for line in lines):
         own = sorted((line for line in lines if line.cell.row == row), key=x)
         shares = [100 * (line.mean(y) or 0.0) for line in own]
-        style = int(row == "backpropagation")  # it has the colour of untrained devices
-        curves.append(Curve(own[0].label, list(map(x, own)), shares, COLOURS.get(row, ""), style, marker="o"))
+        marker = "" if row == "plain" and len(own) > 1 else "o"  # one level for all budgets
+        curves.append(
+            Curve(own[0].label, list(map(x, own)), shares, COLOURS.get(row, ""), DASHED.get(row, 0), [], marker)
+        )
     return curves
 
 

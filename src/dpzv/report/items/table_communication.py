@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpzv.report.panels import Panel, accuracy, against, draw
+from dpzv.report.panels import Curve, Panel, accuracy, against, draw
 from dpzv.report.reproduced import ItemRuns, ItemTold, percent
 
 __all__ = ["told"]
@@ -43,6 +43,9 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
             )
             for line in lines
         ]
+        if sent := [x for curve in curves for x in curve.x]:
+            target = [100 * runs.workloads[place].target] * 2
+            curves.append(Curve("target", [min(sent), max(sent)], target, "#222222", 2))
         panels.append(Panel(runs.title(place), "megabytes sent", "test accuracy in the loop, %", curves, log_x=True))
     notes = [
         "The target is looked for with the head in the loop; bytes include the first fill of the table. Where frozen "
