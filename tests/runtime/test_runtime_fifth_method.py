@@ -73,6 +73,8 @@ def three_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         name="three-ways",
         module="three_ways",
         arrays=lambda K: 4,
+        directions=False,
+        pairs=False,
         slopes=True,
         numbers=lambda B, width, q, K, clipped: 3,
         per_record=False,

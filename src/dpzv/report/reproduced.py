@@ -91,8 +91,8 @@ class Line:
     @property
     def label(self) -> str:
         """The row in words, marked where nobody tuned it."""
-        tuned = self.cell.trials or self.cell.row not in ("dpzv", "dpzv-zo", "vafl", "zoo-vfl", "vfl-czofo")
-        return self.cell.title if tuned else f"{self.cell.title} (untuned)"
+        untuned = self.cell.tuned and not self.cell.trials
+        return f"{self.cell.title} (untuned)" if untuned else self.cell.title
 
     @property
     def status(self) -> str:

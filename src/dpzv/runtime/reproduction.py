@@ -157,7 +157,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of an item. `trials` chose its settings (0: untuned); `missing` says why it cannot be run."""
+    """One run of an item. `trials` chose its settings, where its row is `tuned` by some of its own (0: not yet).
+
+    `missing` says why it cannot be run.
+    """
 
     workload: str
     row: str
@@ -166,6 +169,7 @@ class Cell:
     epsilon: float
     seed: int
     case: Case
+    tuned: bool
     trials: int
     frozen: str
     job: Job
@@ -285,6 +289,7 @@ def _cell(made: _Made, asked: Asked) -> Cell:
         epsilon=made.epsilon,
         seed=made.seed,
         case=made.case,
+        tuned=made.kind.tuned,
         trials=tuned.trials if made.kind.tuned else 0,
         frozen=made.kind.frozen,
         job=Job(name, config, rounds, made.kind.program),
