@@ -91,8 +91,8 @@ class Line:
     @property
     def label(self) -> str:
         """The row in words, marked where nobody tuned it."""
-        untuned = self.cell.tuned and not self.cell.trials
-        return f"{self.cell.title} (untuned)" if untuned else self.cell.title
+        kind = self.cell.kind
+        return f"{kind.title} (untuned)" if kind.tuned and not self.cell.trials else kind.title
 
     @property
     def status(self) -> str:

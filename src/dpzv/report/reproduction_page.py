@@ -72,7 +72,7 @@ def words(number: Number, lines: Mapping[str, Sequence[Line]], workloads: Mappin
     """The row of a number; `lines` are those of every item."""
     own, others = lines[number.item], lines.get(number.exact_item or number.item, ())
     paper = _line(number, own, number.row, "paper")
-    frozen = _line(number, own, paper.cell.frozen if paper else "frozen", "paper")
+    frozen = _line(number, own, paper.cell.kind.frozen if paper else "frozen", "paper")
     exact = _line(number, others, number.row, "exact")
     cells = [_text(number, line) for line in (paper, exact, frozen)]
     if number.memory is not None:  # memory does not depend on an account, nor on what devices have learned

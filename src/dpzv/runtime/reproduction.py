@@ -157,21 +157,16 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of an item. `trials` chose its settings, where its row is `tuned` by some of its own (0: not yet).
-
-    `missing` says why it cannot be run.
-    """
+    """One run of an item. `trials` chose its settings (0: untuned); `missing` says why it cannot be run."""
 
     workload: str
     row: str
-    title: str
+    kind: RowKind
     accounting: str
     epsilon: float
     seed: int
     case: Case
-    tuned: bool
     trials: int
-    frozen: str
     job: Job
     seconds: float
     missing: str = ""
@@ -284,14 +279,12 @@ def _cell(made: _Made, asked: Asked) -> Cell:
     return Cell(
         workload=runs.workload,
         row=made.row,
-        title=made.kind.title,
+        kind=made.kind,
         accounting=runs.accounting,
         epsilon=made.epsilon,
         seed=made.seed,
         case=made.case,
-        tuned=made.kind.tuned,
         trials=tuned.trials if made.kind.tuned else 0,
-        frozen=made.kind.frozen,
         job=Job(name, config, rounds, made.kind.program),
         seconds=_seconds(config, workload, rounds),
         missing="" if made.row == "memory" else _missing(config.data.name, own or config.data.path),
