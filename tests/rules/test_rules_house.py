@@ -223,7 +223,7 @@ def privacy_without_torch(tree: Package) -> Iterator[str]:
 
 
 ASKING = {"privacy", "attacks", "runtime", "network", "protocol", "methods", "zo"}
-"""Rooms that ask for facts about head rules and starts, too; elsewhere these words have other meanings, or make starts."""
+"""Rooms that ask for facts about head rules and starts, too; elsewhere these words may mean other things."""
 
 
 @rule(
