@@ -87,6 +87,15 @@ def test_a_copied_method_is_planned_and_refused_as_the_one_it_copies(copied: str
     assert not artefact(plan, "w_m").may_leave
 
 
+def test_several_directions_are_a_fact_and_not_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words about K numbers give a method no directions."""
+    one = replace(METHODS["dpzv"], name="one-way", directions=False)
+    monkeypatch.setitem(METHODS, "one-way", one)
+    assert one.several
+    with pytest.raises(ConfigError, match="method one-way has one direction a message"):
+        make_plan(replace(LABELS, method="one-way", directions=2))
+
+
 def test_a_copied_method_runs_on_the_code_of_its_entry(copied: str) -> None:
     network = torch.nn.Linear(4, K)
     device = make_device_rule(copied, network, m=1, seed=0, lam=1e-2, steps=STEPS, uplink=OPEN)

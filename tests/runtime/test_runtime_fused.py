@@ -340,6 +340,18 @@ def test_methods_and_head_rules_that_are_not_refused_have_a_fused_round(monkeypa
         assert "newest has no fused" in why_not(changed("digits", f"{key}=newest"))
 
 
+def test_a_tape_has_what_its_round_needs_whatever_codecs_may_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Directions of weights do not depend on whether a codec may send slopes."""
+    facts = msgspec.structs.replace(declarations.METHODS["zoo-vfl"], slopes=False)
+    monkeypatch.setitem(declarations.METHODS, "zoo-vfl", facts)
+    config = changed("digits", *CASES["zoo-vfl"], "train.rounds=8", "runtime.kind=fused")
+    with opened(config, tmp_path / "run") as (simulation, releases):
+        Engine([simulation]).advance(4)
+    assert len(releases) == 4
+
+
 def test_convolutions_of_several_runs_are_those_of_each() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 5, 3, 9, 8, generator=generator, dtype=torch.float64)
