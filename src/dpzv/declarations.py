@@ -17,6 +17,7 @@ from dpzv.validate import one_of
 __all__ = [
     "HEAD_RULES",
     "METHODS",
+    "OURS",
     "STARTS",
     "HeadRuleFacts",
     "MethodFacts",
@@ -34,6 +35,9 @@ class MethodFacts(Struct, frozen=True, kw_only=True):
 
     module: its file in `methods/`; ``some_method.py`` holds the classes ``SomeMethodDevice`` and ``SomeMethodServer``.
     arrays: embeddings that a device sends for a batch, by K (`train.directions`).
+    directions: whether a message may have K > 1 directions, so that K numbers come back.
+    pairs: whether a message is a pair h_plus, h_minus, whose mean the table keeps, or with K > 1 directions h and
+    h_1 .. h_K; of all other messages the table keeps the first array.
     slopes: whether all arrays of a message are the same embedding at weights that are `lam` apart, so that a codec may
     send one of them and how fast it changes.
     numbers: how many numbers come back, by (B, width of an embedding, `train.q`, K, whether answers are clipped).
@@ -42,12 +46,14 @@ class MethodFacts(Struct, frozen=True, kw_only=True):
     published: where the published method puts its noise; only a method with ``uplink`` here can have uplink noise.
     two_points: whether the head is evaluated at +lam and at -lam, which the head rule joint-zo needs.
     releases: what is released, in the words of the privacy statement.
-    several: the same words for K > 1 directions a message; empty: the method has one direction only.
+    several: the same words for K > 1 directions a message; nobody reads them of a method without `directions`.
     """
 
     name: MethodName
     module: str
     arrays: Callable[[int], int]
+    directions: bool
+    pairs: bool
     slopes: bool
     numbers: Callable[[int, int, int, int, bool], int]
     per_record: bool
@@ -91,6 +97,7 @@ class StartFacts(Struct, frozen=True, kw_only=True):
     given: whether somebody provides the weights, who may have made them from these records.
     whitens: whether what is read becomes a fixed map to columns without correlation, before the weights that are
     trained; if not, it becomes the weights.
+    columns: whether a device first sends its encoded columns as they are, as far as an embedding is wide enough.
     """
 
     name: StartName
@@ -98,6 +105,7 @@ class StartFacts(Struct, frozen=True, kw_only=True):
     private: bool
     given: bool
     whitens: bool
+    columns: bool
 
 
 _METHODS = (
@@ -105,6 +113,8 @@ _METHODS = (
         name="dpzv",
         module="dpzv",
         arrays=lambda K: 2 if K == 1 else K + 1,
+        directions=True,
+        pairs=True,
         slopes=True,
         numbers=lambda B, width, q, K, clipped: K,
         per_record=False,
@@ -118,6 +128,8 @@ _METHODS = (
         name="vafl",
         module="vafl",
         arrays=lambda K: 1,
+        directions=False,
+        pairs=False,
         slopes=False,
         numbers=lambda B, width, q, K, clipped: B * width,
         per_record=True,
@@ -131,6 +143,8 @@ _METHODS = (
         name="zoo-vfl",
         module="zoo_vfl",
         arrays=lambda K: 2,
+        directions=False,
+        pairs=False,
         slopes=True,
         numbers=lambda B, width, q, K, clipped: 1 if clipped else 2,
         per_record=False,
@@ -144,6 +158,8 @@ _METHODS = (
         name="vfl-czofo",
         module="vfl_czofo",
         arrays=lambda K: 1,
+        directions=False,
+        pairs=False,
         slopes=False,
         numbers=lambda B, width, q, K, clipped: q,
         per_record=False,
@@ -166,15 +182,18 @@ _HEAD_RULES = (
 )
 
 _STARTS = (
-    StartFacts(name="random", reads=False, private=False, given=False, whitens=False),
-    StartFacts(name="columns", reads=False, private=False, given=False, whitens=False),
-    StartFacts(name="weights", reads=False, private=False, given=True, whitens=False),
-    StartFacts(name="gabor", reads=False, private=False, given=False, whitens=False),
-    StartFacts(name="pca", reads=True, private=False, given=False, whitens=False),
-    StartFacts(name="dp-pca", reads=False, private=True, given=False, whitens=False),
-    StartFacts(name="whiten", reads=True, private=False, given=False, whitens=True),
-    StartFacts(name="dp-whiten", reads=False, private=True, given=False, whitens=True),
+    StartFacts(name="random", reads=False, private=False, given=False, whitens=False, columns=False),
+    StartFacts(name="columns", reads=False, private=False, given=False, whitens=False, columns=True),
+    StartFacts(name="weights", reads=False, private=False, given=True, whitens=False, columns=False),
+    StartFacts(name="gabor", reads=False, private=False, given=False, whitens=False, columns=False),
+    StartFacts(name="pca", reads=True, private=False, given=False, whitens=False, columns=False),
+    StartFacts(name="dp-pca", reads=False, private=True, given=False, whitens=False, columns=False),
+    StartFacts(name="whiten", reads=True, private=False, given=False, whitens=True, columns=False),
+    StartFacts(name="dp-whiten", reads=False, private=True, given=False, whitens=True, columns=False),
 )
+
+OURS: MethodName = "dpzv"
+"""The method of the paper; all others are rivals that it is compared with."""
 
 METHODS: dict[MethodName, MethodFacts] = {facts.name: facts for facts in _METHODS}
 HEAD_RULES: dict[HeadRuleName, HeadRuleFacts] = {facts.name: facts for facts in _HEAD_RULES}
@@ -188,8 +207,8 @@ def method_facts(name: MethodName) -> MethodFacts:
 
 def refuse_directions(method: MethodName, K: int) -> None:
     """Refuse K > 1 directions a message with a method that has one direction only."""
-    if K > 1 and not method_facts(method).several:
-        others = listed(facts for facts in METHODS.values() if facts.several)
+    if K > 1 and not method_facts(method).directions:
+        others = listed(facts for facts in METHODS.values() if facts.directions)
         raise ConfigError(
             f"method {method} has one direction a message, got train.directions={K}; set train.directions=1, or choose "
             f"method {others}."

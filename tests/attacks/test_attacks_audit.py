@@ -10,6 +10,7 @@ import pytest
 import torch
 import typer
 from attack_targets import strategy, target
+from msgspec.structs import replace
 from scipy.special import ndtri
 from tests.plans import cost_of
 from typer.testing import CliRunner
@@ -21,6 +22,7 @@ from dpzv.attacks.bound import Evidence
 from dpzv.attacks.strategies import FEW, both_worlds
 from dpzv.attacks.target import Target, target_of
 from dpzv.cli.audit_command import audit as command
+from dpzv.declarations import HEAD_RULES, METHODS
 from dpzv.errors import ConfigError, DpzvError, PrivacyRefused
 from dpzv.privacy.gdp import epsilon_of
 from dpzv.privacy.label_counts import LabelCounts
@@ -53,9 +55,8 @@ def tight(trials: int, epsilon: float) -> float:
 def test_every_shipped_recipe_stays_below_its_claim(name: str) -> None:
     attacked = shipped(name)
     outcome = audit(attacked, 20, lambda finding: None)
-    applies = [
-        s.name for s in strategies(attacked.config.train.directions) if s.head in ("", attacked.config.head.rule)
-    ]
+    mechanism = HEAD_RULES[attacked.config.head.rule].mechanism
+    applies = [s.name for s in strategies(attacked.config.train.directions) if s.mechanism in ("", mechanism)]
     assert [finding.strategy for finding in outcome.findings] == applies
     assert not outcome.above
     assert outcome.claim == attacked.config.privacy.epsilon
@@ -66,6 +67,17 @@ def test_every_shipped_recipe_stays_below_its_claim(name: str) -> None:
 @pytest.mark.parametrize("name", recipes.names())
 def test_every_shipped_recipe_stays_below_its_claim_in_many_runs(name: str) -> None:
     assert not audit(shipped(name), 20_000, lambda finding: None).above
+
+
+def test_methods_and_heads_are_attacked_by_what_they_are_and_not_by_their_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under other names they get all strategies, those for the private steps of the head too."""
+    monkeypatch.setitem(METHODS, "new-dpzv", replace(METHODS["dpzv"], name="new-dpzv"))
+    monkeypatch.setitem(HEAD_RULES, "new-sgd", replace(HEAD_RULES["dp-sgd"], name="new-sgd"))
+    attacked = shipped("digits", train={"method": "new-dpzv", "directions": 2}, head={"rule": "new-sgd"})
+    outcome = audit(attacked, 2, lambda finding: None)
+    assert [finding.strategy for finding in outcome.findings] == [one.name for one in STRATEGIES]
 
 
 def test_counts_of_labels_do_not_tell_the_worlds_apart() -> None:

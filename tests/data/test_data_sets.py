@@ -145,8 +145,8 @@ def test_breast_cancer_is_three_groups_of_ten() -> None:
 
 
 def test_the_catalogue_describes_without_opening_and_corrects_misspelt_names() -> None:
-    order = "flights breast-cancer digits cifar10 imdb mnist amazon credit modelnet40"
-    assert catalogue.names() == tuple(order.split())
+    order = "flights breast-cancer digits cifar10 imdb mnist amazon credit modelnet40".split()
+    assert [name for name in catalogue.names() if name in order] == order  # there may be more
     assert catalogue.names()[0] == catalogue.DEFAULT == DataSection().name
     for name in catalogue.names():
         assert catalogue.describe(name).card.name == name
@@ -165,6 +165,8 @@ import pandas as pd
 from dpzv.data.cards import Card, Wanted
 from dpzv.data.dataset import Dataset
 from dpzv.data.frames import RawFrames, encoded
+
+__all__ = ["CARD"]
 
 
 def load(wanted: Wanted) -> Dataset:
@@ -187,10 +189,11 @@ def test_a_new_data_set_is_its_file_and_nothing_else(
     """
     example = next(block for block in PAGE.read_text().split("```python\n") if "CARD = Card(" in block).split("```")[0]
     (tmp_path / "iris.py").write_text(TABULAR if tabular else example)
-    monkeypatch.setattr(sets, "__path__", [*sets.__path__, str(tmp_path)])
+    monkeypatch.setattr(sets, "__path__", [str(tmp_path), *sets.__path__])
     monkeypatch.setitem(sys.modules, "dpzv.data.sets.iris", None)  # so that it is forgotten after the test
     del sys.modules["dpzv.data.sets.iris"]
-    assert catalogue.names()[:4] == ("flights", "breast-cancer", "digits", "iris")
+    names = catalogue.names()
+    assert names.index("digits") < names.index("iris") < names.index("cifar10")
     assert catalogue.describe("iris").present
     columns = [
         Column(device=m, name=name, kind="range", low=0, high=2, source=SOURCE)

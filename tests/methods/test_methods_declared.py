@@ -87,6 +87,15 @@ def test_a_copied_method_is_planned_and_refused_as_the_one_it_copies(copied: str
     assert not artefact(plan, "w_m").may_leave
 
 
+def test_several_directions_are_a_fact_and_not_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words about K numbers give a method no directions."""
+    one = replace(METHODS["dpzv"], name="one-way", directions=False)
+    monkeypatch.setitem(METHODS, "one-way", one)
+    assert one.several
+    with pytest.raises(ConfigError, match="method one-way has one direction a message"):
+        make_plan(replace(LABELS, method="one-way", directions=2))
+
+
 def test_a_copied_method_runs_on_the_code_of_its_entry(copied: str) -> None:
     network = torch.nn.Linear(4, K)
     device = make_device_rule(copied, network, m=1, seed=0, lam=1e-2, steps=STEPS, uplink=OPEN)
@@ -170,12 +179,12 @@ def test_a_method_sends_and_returns_what_its_entry_says(name: str, C: float) -> 
     assert len(answer.totals) == facts.numbers(B, K, q, 1, C < math.inf) == rule.numbers(B, K)
     assert answer.divisor == (1 if facts.per_record else B)
     device.update(answer.totals * answer.grid / answer.divisor, position=0, t=1)
-    # a device that only moves along its direction u moves both of its tensors by the same multiple of u
-    moved = [(w.detach() - old).flatten() for w, old in zip(network.parameters(), before, strict=True)]
-    u = torch.cat([v.flatten() for v in whole(layout(network), seed_of(0, "direction", 1, 0))])
-    along = torch.cat(moved)
-    cosine = float(torch.dot(along, u) / (along.norm() * u.norm()))
-    assert (abs(cosine) < 0.999) is facts.backpropagates
+    # a device that only moves along directions u moves in their span; it has no more of them than it sends arrays
+    moved = torch.cat([(w.detach() - old).flatten() for w, old in zip(network.parameters(), before, strict=True)])
+    seeds = [seed_of(0, "direction", 1, number) for number in range(facts.arrays(1))]
+    u = torch.stack([torch.cat([v.flatten() for v in whole(layout(network), seed)]) for seed in seeds], dim=1)
+    along = u @ torch.linalg.lstsq(u, moved[:, None]).solution[:, 0]
+    assert (float(along.norm() / moved.norm()) < 0.999) is facts.backpropagates
 
 
 @pytest.mark.parametrize("name", HEAD_RULES)

@@ -379,16 +379,21 @@ def test_a_gate_that_has_released_everything_refuses_the_next(parties: Parties, 
         assert run.ledger.releases == 8
 
 
-def test_a_server_does_not_go_on_under_an_accountant_that_plans_less_noise(
-    parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("began", "now"), [(2.0, 1.0), (1.0, 2.0)], ids=["less", "more"])
+def test_a_server_does_not_go_on_under_an_accountant_that_plans_other_noise(
+    began: float, now: float, parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its ledger knows the head's z; one calibrated anew, to half the noise, would claim the same epsilon."""
-    config = config_of("train.rounds=8", "head.steps=4")
+    """Its ledger knows the head's z; one calibrated anew, to half or twice the noise, would claim the same epsilon."""
+    config, known = config_of("train.rounds=8", "head.steps=4"), head_steps.MECHANISM
+
+    def planning(factor: float) -> None:
+        other = replace(known, calibrated=lambda *given, **named: factor * known.calibrated(*given, **named))
+        monkeypatch.setattr(head_steps, "MECHANISM", other)
+
+    planning(began)
     assert asyncio.run(asyncio.wait_for(parties.together(config, tmp_path), 60)) is not None
     (tmp_path / "server" / "summary.json").unlink()
-    known = head_steps.MECHANISM
-    twice = replace(known, calibrated=lambda *given, **named: 2 * known.calibrated(*given, **named))
-    monkeypatch.setattr(head_steps, "MECHANISM", twice)
+    planning(now)
     server = ServerParty(config, parties.labels, RunFolder.existing(tmp_path / "server"))
     with pytest.raises(PrivacyRefused, match="the run began with head noise z="):
         asyncio.run(asyncio.wait_for(server.run(MemoryListener(NAMES)), 20))

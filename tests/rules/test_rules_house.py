@@ -9,14 +9,17 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import TypeGuard
 
 import pytest
 
 from dpzv.declarations import HEAD_RULES, METHODS, STARTS
 from tests.rules.tree import PACKAGE, SOURCE, Function, Module, Package, cycle, package
 
-MOST_MODULES, MOST_LINES = 254, 34_266
-"""How large `src` may become. A change that needs more raises these figures and says why.
+MOST_MODULES, MOST_LINES = 239, 32_790
+"""How large `src` may become without its data sets, its methods and their table, to which anybody may add.
+
+A change that needs more raises these figures and says why.
 
 It was 152 modules with 17,599 lines before the house was rebuilt, and 135 with 17,282 after it. What keeps a claim true
 around a run (receipts, markers, revocation, limits against hostile peers) took it to 155 with 20,190. What makes
@@ -31,7 +34,7 @@ audits of parties that talk, gradients of final heads by hand, and what people l
 266 with 34,051. Then helpers moved into the modules that alone used them, and one way took the place of several to read
 a run, draw a figure, score an attack and drive a block of rounds: 254 with 33,838. Mends of what users met came after,
 trials that choose how long a run is, and layers that never move and are computed once, for all runs of a reproduction.
-A report page for each item of a reproduction, and figures whose words are told in full and fit, took 80 lines.
+That was 254 with 34,180, of which 15 with 1,483 are no longer counted. Facts in place of names took 80 lines.
 """
 
 FILE_LINES, FUNCTION_LINES, ARGUMENTS, FAN_OUT = 350, 50, 7, 12
@@ -219,6 +222,36 @@ def privacy_without_torch(tree: Package) -> Iterator[str]:
             yield f"{module.path} imports torch"
 
 
+ASKING = {"privacy", "attacks", "runtime", "network", "protocol", "methods", "zo"}
+"""Rooms that ask for facts about head rules and starts, too; elsewhere these words may mean other things."""
+
+
+@rule(
+    "code asks the table and compares no names",
+    {
+        "runtime/a.py": 'PLAYS = {"dpzv": 1}\ndef f(x):\n    return PLAYS[x], {"rule": "zo"}, x == "columns"\n',
+        "cli/b.py": 'def f(x):\n    return x == "columns"\n',
+        "declarations.py": 'OURS == "dpzv"\n',
+    },
+)
+def no_compared_names(tree: Package) -> Iterator[str]:
+    """A name may be a key of a table that leads to the code for it, but nobody asks whether something has that name."""
+    for module in tree:
+        known = {*METHODS, *HEAD_RULES, *STARTS} if module.room in ASKING else {*METHODS}
+        for node in ast.walk(module.tree) if module.path != "declarations.py" else ():
+            words = {one.value for one in ast.walk(node) if isinstance(one, ast.Constant)} if compares(node) else set()
+            yield from (f"{module.path}: line {node.lineno} asks for {word}" for word in sorted(words & known, key=str))
+
+
+def compares(node: ast.AST) -> TypeGuard[ast.expr | ast.pattern]:
+    """Whether a part of a program compares: by an operator, by `match`, or by a table made on the spot."""
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.value, ast.Dict)
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Dict)
+    return isinstance(node, ast.Compare | ast.MatchValue)
+
+
 @rule("privacy asks the table and never a name", {"privacy/a.py": 'x = name == "dp-sgd"\n', "zo/b.py": '"zo"\n'})
 def no_names_in_privacy(tree: Package) -> Iterator[str]:
     """No text in privacy code is the name of a method, a head rule or a start; docstrings may speak of them."""
@@ -254,11 +287,19 @@ def outside(module: Module) -> set[str]:
     return {base.split(".")[0] for base, _ in module.imports()} - {PACKAGE}
 
 
-@rule("the source does not grow", {f"m{i}.py": "" for i in range(MOST_MODULES + 1)})
+@rule("the source stays within MOST_MODULES and MOST_LINES", {f"m{i}.py": "" for i in range(MOST_MODULES + 1)})
 def size(tree: Package) -> Iterator[str]:
-    modules, lines = len(tree.modules), sum(module.lines for module in tree)
-    if modules > MOST_MODULES or lines > MOST_LINES:
-        yield f"{modules} modules with {lines} lines, at most {MOST_MODULES} and {MOST_LINES}"
+    """Data sets, methods and the table of declarations are not counted: anybody may add to them."""
+    table = tree.modules.get(f"{PACKAGE}.declarations")
+    declared = set(re.findall(r'module="(\w+)"', table.text)) if table else set()
+    free = {"declarations.py", *(f"methods/{name}.py" for name in declared)}
+    counted = [module for module in tree if module.path not in free and not module.path.startswith("data/sets/")]
+    lines = sum(module.lines for module in counted)
+    if len(counted) > MOST_MODULES or lines > MOST_LINES:
+        yield (
+            f"{len(counted)} modules with {lines} lines, at most {MOST_MODULES} and {MOST_LINES}; where a change needs "
+            "more, raise these two at the top of tests/rules/test_rules_house.py and say why"
+        )
 
 
 @pytest.mark.parametrize("name", RULES)

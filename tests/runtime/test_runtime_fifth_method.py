@@ -2,88 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from dpzv import config as configuration
 from dpzv import methods, recipes
+from dpzv.attacks.audit import audit
+from dpzv.attacks.label_attacks import COMPLETIONS
+from dpzv.attacks.target import target_of
+from dpzv.cli.main import app
 from dpzv.declarations import METHODS, MethodFacts
 from dpzv.errors import ConfigError
+from dpzv.runtime.fused_kinds import why_not
 from dpzv.runtime.run import start
-
-THREE_WAYS = '''
-"""One-sided differences along three directions a message: four embeddings up, three numbers down."""
-
-import numpy as np
-import torch
-
-from dpzv.methods.rules import Answer, DeviceRule, ServerRule
-from dpzv.methods.steps import zo_step
-from dpzv.zo.clipping import clipped_rows
-from dpzv.zo.estimator import one_sided
-from dpzv.zo.perturb import perturbed
-
-K = 3
-
-
-class ThreeWaysDevice(DeviceRule):
-    """Sends h and h at w_m + lam*u_k for three directions, and moves along all of them."""
-
-    @torch.no_grad()
-    def embeddings(self, x, position):
-        """h, and h_plus for each direction."""
-        sent = [self.network(x)]
-        for k in range(K):
-            with perturbed(self._u(K * position + k), self._lam):
-                sent.append(self.network(x))
-        return tuple(sent)
-
-    def update(self, Delta, *, position, t):
-        """w_m <- w_m - eta_m * (1/3) * sum_k Delta_k * u_k."""
-        zo_step(self.velocity, self._u, K * position, Delta, self.steps, t)
-
-
-class ThreeWaysServer(ServerRule):
-    """Returns three means; each record's three differences are clipped together."""
-
-    __slots__ = ()
-
-    @torch.no_grad()
-    def answer(self, asked):
-        """Three means over the batch; the table keeps h."""
-        losses = []
-        for h in (*asked.h[1:], asked.h[0]):
-            asked.put(h)
-            losses.append(self.loss(self.head_rule.output(asked.t, asked.rows, 0.0), asked.y))
-        differences = one_sided(losses[:-1], losses[-1], asked.lam)
-        totals, grid = clipped_rows(differences, self.C, asked.contributes)
-        return Answer(totals.sum(axis=0), grid, divisor=len(asked.y))
-'''
+from dpzv.runtime.run_plan import noise_of
+from tests.fifth_method import ENTRY, FILE
 
 
 @pytest.fixture
 def three_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The method's file, and its line in the table."""
-    (tmp_path / "three_ways.py").write_text(THREE_WAYS)
+    (tmp_path / "three_ways.py").write_text(FILE)
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
-    facts = MethodFacts(
-        name="three-ways",
-        module="three_ways",
-        arrays=lambda K: 4,
-        slopes=True,
-        numbers=lambda B, width, q, K, clipped: 3,
-        per_record=False,
-        backpropagates=False,
-        published="downlink",
-        two_points=False,
-        releases="answers (three mean differences) over B={B} records each",
-        several="",
-    )
-    monkeypatch.setitem(METHODS, "three-ways", facts)
-    return "three-ways"
+    (facts,) = eval(f"({ENTRY})", {"MethodFacts": MethodFacts})
+    monkeypatch.setitem(METHODS, facts.name, facts)
+    return str(facts.name)
 
 
 def config_of(*assignments: str) -> configuration.Config:
@@ -124,3 +72,31 @@ def test_a_fifth_method_learns(three_ways: str, tmp_path: Path) -> None:
 def test_a_method_that_is_not_in_the_table_is_refused() -> None:
     with pytest.raises(ConfigError, match="three-ways"):
         config_of("train.method=three-ways")
+
+
+def test_a_fifth_method_without_a_fused_round_is_not_fused(three_ways: str, tmp_path: Path) -> None:
+    config = config_of(f"train.method={three_ways}", "noise.source=seeded", "runtime.kind=fused")
+    assert why_not(config) == "method three-ways has no fused round"
+    with pytest.raises(ConfigError, match="method three-ways has no fused round"):
+        start(config, tmp_path / "run", lambda snapshot: True, math.inf)
+
+
+def test_attacks_leave_out_what_they_cannot_read_of_a_fifth_method_and_say_so(three_ways: str, tmp_path: Path) -> None:
+    config = config_of(f"train.method={three_ways}", "train.rounds=6")
+    assert start(config, tmp_path / "run", lambda snapshot: True, math.inf, record_view=True) is not None
+    done = CliRunner().invoke(app, ["attack", str(tmp_path / "run"), "--json"])
+    assert done.exit_code == 0, done.output
+    assert "the answers of method 'three-ways' are read, so attacks on labels by them are left out." in done.stderr
+    attacks = {(row["target"], row["attack"]) for row in json.loads(done.stdout)}
+    assert {name for target, name in attacks if target == "labels"} == {
+        f"model completion, {each} a class" for each in COMPLETIONS
+    }
+    assert ("features", "regression, from training") in attacks
+
+
+def test_whole_runs_of_a_fifth_method_that_nobody_reads_are_not_audited(three_ways: str) -> None:
+    config = config_of(f"train.method={three_ways}")
+    with pytest.raises(ConfigError, match="method 'three-ways' are read, so whole runs of it cannot be audited"):
+        audit(target_of(config, noise_of(config)), 1, lambda finding: None, whole=1)
+    with pytest.raises(ConfigError, match="attacks the releases of dpzv, got method 'three-ways'; add --whole 100"):
+        audit(target_of(config, noise_of(config)), 1, lambda finding: None)

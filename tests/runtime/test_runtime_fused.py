@@ -31,7 +31,7 @@ from dpzv.runtime.fused_devices import Products
 from dpzv.runtime.fused_engine import Engine, run_fused
 from dpzv.runtime.fused_head import FusedHeadSteps, buffer_size
 from dpzv.runtime.fused_kinds import HEADS, METHODS, alike, why_not
-from dpzv.runtime.fused_round import ROUNDS
+from dpzv.runtime.fused_round import HEAD_MOVES, ROUNDS
 from dpzv.runtime.progress import Pace
 from dpzv.runtime.run import load_data, resume
 from dpzv.runtime.run_folder import RunFolder
@@ -331,9 +331,25 @@ def test_rounds_with_secret_noise_are_never_made_in_blocks(tmp_path: Path) -> No
         assert simulation.server_run.ledger.releases == len(releases) == 0
 
 
-def test_every_method_and_head_rule_that_is_declared_has_a_fused_round() -> None:
-    assert set(METHODS) == set(ROUNDS) == set(declarations.METHODS)
-    assert set(HEADS) == set(declarations.HEAD_RULES)
+def test_methods_and_head_rules_that_are_not_refused_have_a_fused_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method or head rule that somebody adds need not have one: it is refused in a sentence."""
+    assert set(METHODS) == set(ROUNDS) <= set(declarations.METHODS)
+    assert set(HEADS) == set(HEAD_MOVES) <= set(declarations.HEAD_RULES)
+    for table, key in ((declarations.METHODS, "train.method"), (declarations.HEAD_RULES, "head.rule")):
+        monkeypatch.setitem(table, "newest", next(iter(table.values())))  # type: ignore[arg-type]
+        assert "newest has no fused" in why_not(changed("digits", f"{key}=newest"))
+
+
+def test_a_tape_has_what_its_round_needs_whatever_codecs_may_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Directions of weights do not depend on whether a codec may send slopes."""
+    facts = msgspec.structs.replace(declarations.METHODS["zoo-vfl"], slopes=False)
+    monkeypatch.setitem(declarations.METHODS, "zoo-vfl", facts)
+    config = changed("digits", *CASES["zoo-vfl"], "train.rounds=8", "runtime.kind=fused")
+    with opened(config, tmp_path / "run") as (simulation, releases):
+        Engine([simulation]).advance(4)
+    assert len(releases) == 4
 
 
 def test_convolutions_of_several_runs_are_those_of_each() -> None:

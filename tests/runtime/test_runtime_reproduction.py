@@ -162,7 +162,7 @@ def test_every_row_stands_beside_frozen_devices_whose_head_moves_by_its_own_rule
         found = [cell for cell in cells(name) if cell.accounting == "paper" and not cell.job.program]
         rules = {(cell.workload, cell.row): cell.job.config.head.rule for cell in found}
         for cell in found:
-            assert rules[cell.workload, cell.frozen] == cell.job.config.head.rule
+            assert rules[cell.workload, cell.kind.frozen] == cell.job.config.head.rule
 
 
 def test_steps_of_the_head_without_noise_are_not_those_of_the_private_head(tmp_path: Path) -> None:

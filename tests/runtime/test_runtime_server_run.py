@@ -33,16 +33,23 @@ def config_of(*assignments: str) -> Config:
     return configuration.parse(tree)
 
 
-def test_a_run_does_not_go_on_under_an_accountant_that_plans_less_noise_for_its_head(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("began", "now"), [(1.01, 1.0), (1.0, 1.01)], ids=["less", "more"])
+def test_a_run_does_not_go_on_under_an_accountant_that_plans_other_noise_for_its_head(
+    began: float, now: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert start(config_of(), tmp_path, lambda snapshot: snapshot.t < 5, float("inf")) is None
+    """Whether it plans less noise than the run began with, or more."""
     known = head_steps.MECHANISM
-    other = replace(known, calibrated=lambda *given, **named: 1.01 * known.calibrated(*given, **named))
-    with monkeypatch.context() as changed:
-        changed.setattr(head_steps, "MECHANISM", other)
-        with pytest.raises(PrivacyRefused, match="the run began with head noise z="):
-            resume(tmp_path, lambda snapshot: True, float("inf"))
+
+    def planning(factor: float) -> None:
+        other = replace(known, calibrated=lambda *given, **named: factor * known.calibrated(*given, **named))
+        monkeypatch.setattr(head_steps, "MECHANISM", other)
+
+    planning(began)
+    assert start(config_of(), tmp_path, lambda snapshot: snapshot.t < 5, float("inf")) is None
+    planning(now)
+    with pytest.raises(PrivacyRefused, match="the run began with head noise z="):
+        resume(tmp_path, lambda snapshot: True, float("inf"))
+    planning(began)
     summary = resume(tmp_path, lambda snapshot: True, float("inf"))
     assert summary is not None
     assert summary["rounds"] == 12

@@ -9,6 +9,7 @@ import msgspec
 
 from dpzv.attacks.bound import Evidence, epsilon_bound, plain_bound
 from dpzv.attacks.networked_runs import networked_run
+from dpzv.attacks.readings import is_read, unread
 from dpzv.attacks.seeds import known_seeds
 from dpzv.attacks.strategies import (
     filled_rows,
@@ -21,6 +22,7 @@ from dpzv.attacks.strategies import (
 )
 from dpzv.attacks.target import Target
 from dpzv.attacks.whole_runs import whole_runs
+from dpzv.declarations import METHODS, head_rule_facts, listed, method_facts
 from dpzv.errors import ConfigError
 from dpzv.validate import whole
 
@@ -44,15 +46,15 @@ CONFIDENCE = 0.9999
 class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     """A named attack. `most` bounds its runs per world where more would show nothing new.
 
-    It applies to the head rule `head` only (empty: to all of them), and to messages with at least `directions`
-    directions.
+    It applies to heads of one private `mechanism` only (empty: to all heads), and to messages with at least
+    `directions` directions.
     """
 
     name: str
     catches: str
     play: Callable[[Target, int], Evidence]
     most: int
-    head: str = ""
+    mechanism: str = ""
     directions: int = 1
 
 
@@ -63,7 +65,7 @@ STRATEGIES = (
     Strategy(name="repeated-id", catches="a batch chosen by a device", play=repeated_id, most=400),
     Strategy(name="known-seeds", catches="noise from a known seed", play=known_seeds, most=400),
     Strategy(name="shared-scale", catches="a row that moves others", play=shared_scale, most=400),
-    Strategy(name="filled-rows", catches="sampling of filled rows", play=filled_rows, most=400, head="dp-sgd"),
+    Strategy(name="filled-rows", catches="sampling of filled rows", play=filled_rows, most=400, mechanism="head_steps"),
     Strategy(name="last-direction", catches="noise that is shared", play=last_direction, most=10_000, directions=2),
 )
 """What an audit tries, in this order."""
@@ -151,16 +153,21 @@ def attack(target: Target, strategy: Strategy, trials: int, share: int = 0) -> F
 def audit(target: Target, trials: int, observe: Callable[[Finding], None], whole: int = 0, networked: int = 0) -> Audit:
     """Play every strategy that applies, and the two of whole runs with `whole` and `networked` runs per world.
 
-    `observe` is told each finding. Whole runs are made with any method; all other strategies attack dpzv's releases.
+    `observe` is told each finding. Whole runs are made with any method whose answers are read (`readings.py`); all
+    other strategies send pairs of embeddings, as dpzv does.
     """
-    method, findings = target.config.train.method, []
+    method, mechanism, findings = target.config.train.method, head_rule_facts(target.config.head.rule).mechanism, []
     entire = [(strategy, runs) for strategy, runs in ((WHOLE, whole), (NETWORKED, networked)) if runs]
-    if method != "dpzv" and not entire:
+    pairs = method_facts(method).pairs
+    if not pairs and not entire:
+        known = listed(facts for facts in METHODS.values() if facts.pairs)
         raise ConfigError(
-            f"an audit without --whole attacks the releases of dpzv, got method '{method}'; add --whole 100."
+            f"an audit without --whole attacks the releases of {known}, got method '{method}'; add --whole 100."
         )
-    chosen = strategies(target.config.train.directions) if method == "dpzv" else ()
-    plays = [(strategy, trials) for strategy in chosen if strategy.head in ("", target.config.head.rule)]
+    if entire and not is_read(method):
+        raise ConfigError(f"{unread(method)}, so whole runs of it cannot be audited; choose another method.")
+    chosen = strategies(target.config.train.directions) if pairs else ()
+    plays = [(strategy, trials) for strategy in chosen if strategy.mechanism in ("", mechanism)]
     for strategy, runs in [*plays, *entire]:
         findings.append(attack(target, strategy, runs, len(chosen) + len(entire)))
         observe(findings[-1])

@@ -21,7 +21,7 @@ from dpzv.attacks.label_inference import (
     sign,
     signs,
 )
-from dpzv.attacks.readings import READS, Readings, read
+from dpzv.attacks.readings import Readings, gives_gradients, is_read, read
 from dpzv.attacks.replay import Coalition
 from dpzv.attacks.scored import Scored, Truth, sampled
 from dpzv.data.dataset import ServerRecords, outputs_of
@@ -64,18 +64,24 @@ class Insight:
 def label_attacks(coalition: Coalition, truth: Truth, sigma_dp: float) -> tuple[list[tuple[str, list[Tried]]], Insight]:
     """Each attack's name with its tries, and the insight that `ratio`, `completion` and attacks on features need."""
     known = draw(truth.train, truth.labels, KNOWN, 0)
-    reads = coalition.members[0].view.config.train.method in READS and truth.task != "regression"
-    return _from_means(coalition, truth, known, sigma_dp) if reads else _from_gradients(coalition, truth, known)
+    method = coalition.members[0].view.config.train.method
+    means = is_read(method) and not gives_gradients(method)
+    if means and truth.task != "regression":
+        return _from_means(coalition, truth, known, sigma_dp)
+    return _from_gradients(coalition, truth, known)
 
 
 def _from_gradients(coalition: Coalition, truth: Truth, known: Known) -> tuple[list[tuple[str, list[Tried]]], Insight]:
-    """Attacks on gradients of single records; a regression whose method returns means has only the insight."""
+    """Attacks on gradients of single records.
+
+    There are none, only the insight, of a regression whose method returns means, and of a method that is not read.
+    """
     sample = sampled(np.setdiff1d(coalition.took, known.ids), np.arange(len(truth.test)))
     own, start = _tables(coalition.own, sample), _tables(coalition.rows, sample)
     taught = coalition.own(known.ids), coalition.rows(known.ids)
     by_record, scored = np.zeros((len(sample.train), 0)), sample.of(truth)
     found: list[tuple[str, list[Tried]]] = []
-    if coalition.members[0].view.config.train.method in READS:
+    if not gives_gradients(coalition.members[0].view.config.train.method):
         for _ in coalition.turns():
             pass
     else:

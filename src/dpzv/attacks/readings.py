@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 
 from dpzv.attacks.replay import Coalition, Turn
 from dpzv.config import Config
+from dpzv.declarations import method_facts
 from dpzv.methods.vfl_czofo import directions
 from dpzv.models.losses import Loss
 from dpzv.rng import seed_of
 from dpzv.runtime.run_plan import batch_of
 from dpzv.sensitivity import euclidean_clip
+from dpzv.terms import MethodName
 
-__all__ = ["READS", "Readings", "read"]
+__all__ = ["READS", "Readings", "gives_gradients", "is_read", "read", "unread"]
 
 Array = NDArray[np.float32]
 Reading = tuple[float, Array, Array | None, float]
@@ -70,12 +72,28 @@ def _vfl_czofo(turn: Turn, h: tuple[Array, ...], lam: float, config: Config) -> 
     return [(float(Delta), plus, h[0], lam) for Delta, plus in zip(turn.Delta, moved, strict=True)]
 
 
-READS: dict[str, Callable[[Turn, tuple[Array, ...], float, Config], list[Reading]]] = {
+READS: dict[MethodName, Callable[[Turn, tuple[Array, ...], float, Config], list[Reading]]] = {
     "dpzv": _dpzv,
     "zoo-vfl": _zoo_vfl,
     "vfl-czofo": _vfl_czofo,
 }
-"""How the answers of a method are read. A method without an entry returns something for each record by itself."""
+"""How the means that a method returns are read. Gradients of single records need no entry."""
+
+
+def gives_gradients(method: MethodName) -> bool:
+    """Whether a method returns, for each record by itself, as many numbers as its embedding has."""
+    facts, B, width = method_facts(method), 2, 3
+    return facts.per_record and facts.numbers(B, width, 1, 1, True) == B * width
+
+
+def is_read(method: MethodName) -> bool:
+    """Whether attacks know what the answers of a method are."""
+    return gives_gradients(method) or method in READS
+
+
+def unread(method: MethodName) -> str:
+    """The beginning of a sentence about a method that is not read."""
+    return f"nobody has written down in attacks/readings.py how the answers of method '{method}' are read"
 
 
 @torch.no_grad()
@@ -116,7 +134,7 @@ def read(
 
 def _keep(table: Array, ids: NDArray[np.int64], columns: slice, h: tuple[Array, ...], config: Config) -> None:
     """Put a batch into the coalition's copy of the table, as the server does."""
-    middle = config.train.method == "dpzv" and len(h) == 2
+    middle = method_facts(config.train.method).pairs and len(h) == 2
     table[ids, columns] = 0.5 * h[0] + 0.5 * h[1] if middle else h[0]
 
 

@@ -16,7 +16,7 @@ import torch
 
 from dpzv.attacks.bound import Evidence
 from dpzv.attacks.crashing_runs import CANARY, crashing_run, made_up, small
-from dpzv.attacks.readings import READS, read
+from dpzv.attacks.readings import gives_gradients, read
 from dpzv.attacks.replay import Coalition, Turn
 from dpzv.attacks.target import Target
 from dpzv.models.losses import Loss, per_record_loss
@@ -61,7 +61,7 @@ def _score(target: Target, folder: Path, sigma_dp: float) -> float:
     config, loss = small(target.config), per_record_loss(target.task)
     records = made_up(target, 0).server_records()
     head, y = first_head(config, records, coalition.width, ()), records.y_train
-    if config.train.method not in READS:
+    if gives_gradients(config.train.method):
         return sum(_by_gradient(coalition, head, loss, turn) for turn in coalition.turns())
     (readings,) = read(coalition, [head], loss, LABELS, sigma_dp)
     labels = y.astype(np.int64)[readings.ids][:, :, None]

@@ -39,6 +39,7 @@ def attack(
     """
     from rich.console import Console
 
+    from dpzv.attacks.readings import is_read, unread
     from dpzv.attacks.suite import attack_run
     from dpzv.cli.show import json_text
 
@@ -50,6 +51,9 @@ def attack(
         for folder in folders:
             status.update(f"attacking {folder}")
             found[folder] = attack_run(folder, chosen)
+    for folder, some in found.items():
+        if not is_read(method := some[0].run.method):
+            typer.echo(f"{folder}: {unread(method)}, so attacks on labels by them are left out.", err=True)
     rows = list(itertools.chain.from_iterable(found.values()))
     if figure:
         import msgspec

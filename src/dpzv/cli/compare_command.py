@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dpzv.cli import options
 from dpzv.cli.many_runs import Executed, Told, execute, fail, tell
+from dpzv.declarations import OURS
 from dpzv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def compare(asked: options.Comparison) -> None:
     changes = [*map(configuration.set_key, asked.set_), {"privacy": {"accounting": asked.accounting}}]
     cells = _method_cells(asked, tree, changes)
     folder = asked.out or Path("runs") / f"compare-{asked.name}"
-    base = configuration.parse(layered(tree, {}, "", [*changes, {"train": {"method": "dpzv"}}]))
+    base = configuration.parse(layered(tree, {}, "", [*changes, {"train": {"method": OURS}}]))
     configs = {cell.name: cell.config for cell in cells}
     prepare = partial(compute_cost.prepare, configs, base, folder, asked.jobs)
     executed = execute(prepare, folder, quiet=asked.quiet or asked.json)

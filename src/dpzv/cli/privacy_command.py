@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from dpzv.cli.options import Account, Json, with_options
-from dpzv.declarations import HEAD_RULES
+from dpzv.declarations import HEAD_RULES, OURS
 from dpzv.errors import ConfigError
 from dpzv.validate import whole
 
@@ -107,7 +107,7 @@ class PlanOptions:
             min_batch=1,
             head_rule=self.head,
             starts=tuple("random" for _ in range(M)),
-            method="dpzv",
+            method=OURS,
             start_share=0.0,
             head_batch=min(self.head_batch, D),
             head_steps=self.head_steps,

@@ -19,6 +19,7 @@ import typer
 
 from dpzv.cli import options
 from dpzv.cli.many_runs import Executed, execute, fail
+from dpzv.declarations import OURS
 
 if TYPE_CHECKING:
     from dpzv.config import Config, Tree
@@ -96,7 +97,7 @@ def tune(asked: Tuning) -> None:
             made = layered(tree, chosen, method, [*changes, tree_of(setting), last])
             configs[f"{method}-eps{epsilon:g}-trial{number}"] = _beside(configuration.parse(made), folder)
     earlier = dict.fromkeys(parent for config in configs.values() for parent in config.privacy.parents)
-    base = configuration.parse(layered(tree, {}, "", [*changes, {"train": {"method": "dpzv"}}]))
+    base = configuration.parse(layered(tree, {}, "", [*changes, {"train": {"method": OURS}}]))
     prepare = partial(compute_cost.prepare, configs, base, folder, asked.jobs)
     if not asked.quiet:
         _warn(len(configs), epsilon)

@@ -69,7 +69,7 @@ def make_linear(wanted: NetworkRequest) -> nn.Linear | WhitenedLinear:
     first numbers of an embedding are the columns themselves, and the others stay 0.
     """
     k, d = wanted.embedding, wanted.inputs
-    if wanted.start == "columns":
+    if start_facts(wanted.start).columns:
         return PaddedLinear(torch.eye(d) if k >= d else orthogonal(k, d, wanted.generator), k)
     linear = linear_layer(he((k, d), wanted.generator, gain=1.0))
     return WhitenedLinear(linear) if start_facts(wanted.start).whitens else linear

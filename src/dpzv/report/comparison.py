@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dpzv.declarations import OURS
 from dpzv.metrics import headline
 from dpzv.report.figure_file import COLOURS, STYLES, axes_of, over_runs, plain_ticks
 from dpzv.report.run_records import read_outcome
@@ -164,11 +165,11 @@ def cells(row: Row) -> list[str]:
 
 def ahead(table: Sequence[Row]) -> list[str]:
     """A sentence for each rival that reached the target with fewer bytes than dpzv at the same epsilon."""
-    ours = {row.epsilon: row for row in table if row.method == "dpzv"}
+    ours = {row.epsilon: row for row in table if row.method == OURS}
     sentences = []
     for row in table:
         dpzv = ours.get(row.epsilon)
-        if dpzv is None or row.method in ("dpzv", UNTRAINED) or row.bytes_to_target is None or row.target is None:
+        if dpzv is None or row.method in (OURS, UNTRAINED) or row.bytes_to_target is None or row.target is None:
             continue
         if dpzv.bytes_to_target is not None and dpzv.bytes_to_target <= row.bytes_to_target:
             continue

@@ -102,7 +102,7 @@ class Line:
     @property
     def label(self) -> str:
         """The row in words, marked where nobody tuned it."""
-        return self.cell.title if self.cell.trials != 0 else f"{self.cell.title} (untuned)"
+        return self.cell.kind.title if self.cell.trials != 0 else f"{self.cell.kind.title} (untuned)"
 
     @property
     def rule(self) -> tuple[str, str]:

@@ -77,7 +77,7 @@ def words(number: Number, lines: Mapping[str, Sequence[Line]], workloads: Mappin
     """The row of a number; `lines` are those of every item."""
     own, others = lines[number.item], lines.get(number.exact_item or number.item, ())
     paper, exact = _line(number, own, number.row, "paper"), _line(number, others, number.row, "exact")
-    frozen = _line(number, own, paper.cell.frozen if paper else "frozen", "paper")
+    frozen = _line(number, own, paper.cell.kind.frozen if paper else "frozen", "paper")
     still = _line(number, others, "frozen", "exact")  # the whole budget is its head's, whatever the row
     cells = [_text(number, line) for line in (paper, exact, frozen)]
     if number.memory is not None:  # memory does not depend on an account, nor on what devices have learned

@@ -87,7 +87,7 @@ def mixed_columns(config: Config, m: int, M: int, columns: int) -> str:
     """A sentence if device m of M sends fewer numbers than it has encoded columns and starts by them, else nothing."""
     start = per_device("devices.start", config.devices.start, M)[m - 1]
     width = per_device("devices.embedding", config.devices.embedding, M)[m - 1]
-    if start != "columns" or width >= columns:
+    if not start_facts(start).columns or width >= columns:
         return ""
     return (
         f"{columns} encoded columns become {width} numbers a record, which start as random mixtures of them; "

@@ -28,7 +28,7 @@ from dpzv.runtime.fused_graph import Replay
 from dpzv.runtime.fused_head import FusedHeadSteps, Heads
 from dpzv.runtime.fused_host import Book, Turns, Writer
 from dpzv.runtime.fused_kinds import refuse_kind
-from dpzv.runtime.fused_round import ROUNDS
+from dpzv.runtime.fused_round import HEAD_MOVES, ROUNDS
 from dpzv.runtime.fused_tape import Tape, TapeShape
 from dpzv.runtime.journal import Observer
 from dpzv.runtime.simulate import Simulation
@@ -126,9 +126,8 @@ class Engine:
     def _shape(self, kin: Kin, width: int) -> TapeShape:
         """The tape's sizes: a block has as many rounds as its numbers leave room for."""
         run, head = self._simulations[0].server_run, self.heads
-        method, name, rule = run.server.method, run.config.train.method, run.config.head.rule
-        q = method.q if name == "vfl-czofo" else 0
-        head_K = {"joint-zo": method.K, "zo": 1}.get(rule, 0)
+        method, body, move = run.server.method, ROUNDS[run.config.train.method], HEAD_MOVES[run.config.head.rule]
+        q, head_K = method.q if body.perturbs else 0, move.directions(method.K)
         shape = TapeShape(
             n=1,
             R=len(self._simulations),
@@ -137,9 +136,9 @@ class Engine:
             B=run.plan.B,
             S=kin.S,
             width=width,
-            d=kin.flat.d if method.facts.slopes else 0,
-            points=max(q + 1, method.arrays, 2 if rule == "zo" else 1),
-            pairs=name == "dpzv" and method.K == 1,
+            d=kin.flat.d if body.walks else 0,
+            points=max(q + 1, method.arrays, move.points),
+            pairs=method.facts.pairs and method.K == 1,
             arrays=method.arrays if run.config.noise.where == "uplink" and run.plan.sigma_h else 0,
             q=q,
             head_K=head_K,

@@ -8,19 +8,21 @@ Sums are plain float64, not integers on a grid: the noise is simulated, so that 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from dpzv.declarations import head_rule_facts
 from dpzv.protocol.bounds import LARGEST
 from dpzv.runtime.fused_board import Board, Knobs
 from dpzv.runtime.fused_devices import Kin
 from dpzv.runtime.fused_head import Heads
 from dpzv.runtime.fused_tape import Tape
-from dpzv.terms import MethodName
+from dpzv.terms import HeadRuleName, MethodName
 
-__all__ = ["ROUNDS"]
+__all__ = ["HEAD_MOVES", "ROUNDS"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +59,14 @@ def clipped(rows: Tensor, C: Tensor, keep: Tensor, dim: int) -> Tensor:
 
 
 class Round:
-    """A round of devices of one architecture; a subclass for each method says what is sent and answered."""
+    """A round of devices of one architecture; a subclass for each method says what is sent and answered.
+
+    `walks` says whether devices move along directions u of their weights, and `perturbs` whether the server perturbs
+    embeddings in q directions: the tape then has them.
+    """
+
+    walks = False
+    perturbs = False
 
     def __init__(self, kin: Kin, heads: Heads, board: Board, knobs: Knobs, tape: Tape) -> None:
         self.kin, self.heads, self.board, self.knobs, self.tape = kin, heads, board, knobs, tape
@@ -114,21 +123,31 @@ class Round:
 
     def _move_head(self, batch: Batch, Delta: Tensor, kept: Tensor) -> None:
         """Move w_0 by the rules that use the round's own batch; `kept` [R, B, k] is what the table keeps of it."""
-        rule, heads = self.knobs.head_rule, self.heads
-        if rule == "joint-zo":
-            self._step_head(batch, _mean_along(Delta, batch.row["u_0"].to(heads.w.dtype)))
-        elif rule == "zo":
-            shift = self._shift_0(batch, self.knobs.lam_0)
-            w = torch.cat((heads.w[:, None] + shift, heads.w[:, None] - shift), 1)
-            f = heads.losses(heads.outputs(batch.put(torch.stack((kept, kept), 1)), w), batch.labels(2)).double()
-            terms = ((f[:, 0] - f[:, 1]) / (2 * self.knobs.lam_0[:, None])).nan_to_num(0.0, 0.0, 0.0)
-            self._step_head(batch, _mean_along(terms.mean(1, keepdim=True), batch.row["u_0"].to(heads.w.dtype)))
-        elif rule == "sgd":
-            with torch.enable_grad():
-                w = heads.w[:, None].clone().requires_grad_()
-                losses = heads.losses(heads.outputs(batch.put(kept[:, None]), w), batch.labels(1))
-                (gradient,) = torch.autograd.grad(losses.mean(2).sum(), w)
-            self._step_head(batch, gradient[:, 0])
+        HEAD_MOVES[self.knobs.head_rule].play(self, batch, Delta, kept)
+
+    def head_by_answer(self, batch: Batch, Delta: Tensor, kept: Tensor) -> None:
+        """w_0 moves along its directions by the released numbers."""
+        self._step_head(batch, _mean_along(Delta, batch.row["u_0"].to(self.heads.w.dtype)))
+
+    def head_by_difference(self, batch: Batch, Delta: Tensor, kept: Tensor) -> None:
+        """w_0 moves along a direction by a difference of the server's own."""
+        heads, shift = self.heads, self._shift_0(batch, self.knobs.lam_0)
+        w = torch.cat((heads.w[:, None] + shift, heads.w[:, None] - shift), 1)
+        f = heads.losses(heads.outputs(batch.put(torch.stack((kept, kept), 1)), w), batch.labels(2)).double()
+        terms = ((f[:, 0] - f[:, 1]) / (2 * self.knobs.lam_0[:, None])).nan_to_num(0.0, 0.0, 0.0)
+        self._step_head(batch, _mean_along(terms.mean(1, keepdim=True), batch.row["u_0"].to(heads.w.dtype)))
+
+    def head_by_gradient(self, batch: Batch, Delta: Tensor, kept: Tensor) -> None:
+        """w_0 moves by the gradient of the batch's mean loss."""
+        heads = self.heads
+        with torch.enable_grad():
+            w = heads.w[:, None].clone().requires_grad_()
+            losses = heads.losses(heads.outputs(batch.put(kept[:, None]), w), batch.labels(1))
+            (gradient,) = torch.autograd.grad(losses.mean(2).sum(), w)
+        self._step_head(batch, gradient[:, 0])
+
+    def head_stays(self, batch: Batch, Delta: Tensor, kept: Tensor) -> None:
+        """w_0 does not move by the round's own batch; the steps of a private head are computed apart."""
 
     def _shift_0(self, batch: Batch, lam: Tensor) -> Tensor:
         """lam * u_0 [R, K, d_0], rounded to float32 as the reference does."""
@@ -151,6 +170,8 @@ def _mean_along(Delta: Tensor, u: Tensor) -> Tensor:
 class DpzvRound(Round):
     """h_minus and h_plus, or h and h_1 .. h_K; K numbers come back."""
 
+    walks = True
+
     def play(self, batch: Batch) -> None:
         """One round of `methods/dpzv.py`."""
         points = batch.w[:, None] + batch.row["shift"]
@@ -167,7 +188,7 @@ class DpzvRound(Round):
     def _losses(self, batch: Batch, h: Tensor) -> Tensor:
         """The losses [R, K+1, B] at all embeddings; a joint head is shifted with them."""
         heads, K, P = self.heads, self.tape.K, h.shape[1]
-        if self.knobs.head_rule == "joint-zo":
+        if head_rule_facts(self.knobs.head_rule).two_points:
             shift = self._shift_0(batch, batch.row["lam"])
             first = heads.w[:, None] - shift if K == 1 else heads.w[:, None]
             w = torch.cat((first, heads.w[:, None] + shift), 1)
@@ -180,6 +201,8 @@ class DpzvRound(Round):
 
 class ZooVflRound(Round):
     """h and h_plus; a difference comes back, or two losses."""
+
+    walks = True
 
     def play(self, batch: Batch) -> None:
         """One round of `methods/zoo_vfl.py`."""
@@ -245,6 +268,8 @@ class VaflRound(_FirstOrderRound):
 class VflCzofoRound(_FirstOrderRound):
     """q differences in directions of the embeddings come back."""
 
+    perturbs = True
+
     def answer(self, batch: Batch, h: Tensor, kept: Tensor) -> Tensor:
         """q means over the batch [R, q], each record's q differences clipped together."""
         moved = h + batch.row["lam"][:, None, None, None].to(torch.float32) * batch.row["v"]
@@ -265,3 +290,22 @@ ROUNDS: dict[MethodName, type[Round]] = {
     "vfl-czofo": VflCzofoRound,
 }
 """The methods that have a fused round."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMove:
+    """How w_0 moves by a round's own batch: along so many `directions`, by K, from the losses at `points` points."""
+
+    directions: Callable[[int], int]
+    points: int
+    play: Callable[[Round, Batch, Tensor, Tensor], None]
+
+
+HEAD_MOVES: dict[HeadRuleName, HeadMove] = {
+    "joint-zo": HeadMove(lambda K: K, 1, Round.head_by_answer),
+    "zo": HeadMove(lambda K: 1, 2, Round.head_by_difference),
+    "sgd": HeadMove(lambda K: 0, 1, Round.head_by_gradient),
+    "dp-sgd": HeadMove(lambda K: 0, 1, Round.head_stays),
+    "frozen": HeadMove(lambda K: 0, 1, Round.head_stays),
+}
+"""The head rules that have a fused step."""

@@ -32,7 +32,7 @@ class Gate:
         self.plan: PrivacyPlan = ledger.plan
         self.ledger, self._noise = ledger, noise
         self._planned = self.plan.event(t=0, m=0, position=0, B=self.plan.B)  # each round replaces these numbers
-        self._several = bool(method_facts(self.plan.method).several)  # methods whose answers have K numbers
+        self._directions = method_facts(self.plan.method).directions  # whether an answer has K numbers
         self._steps = [event for event in self.plan.events if isinstance(event, HeadSteps)]  # all planned, in one event
         # head steps paid for: so far, and when the head was last in a checkpoint
         self._paid = self._kept = ledger.head_steps
@@ -63,7 +63,7 @@ class Gate:
                 f"the plan is for numbers divided by {divisor}, got numbers divided by {pending.divisor}; release what "
                 "was planned."
             )
-        if self._several and len(pending.totals) != plan.directions:
+        if self._directions and len(pending.totals) != plan.directions:
             raise PrivacyRefused(
                 f"the plan is for messages of K={plan.directions} numbers, got {len(pending.totals)}; release what was "
                 "planned."

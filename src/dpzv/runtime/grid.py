@@ -117,7 +117,7 @@ def layered(tree: Tree, settings: Mapping[str, Any], method: str, changes: Seque
     for part in (*own, *changes):
         tree = configuration.merge(tree, part)
     facts = METHODS.get(method)  # `None` for runs of untrained devices, whose name is not that of a method
-    if facts and not facts.several and tree["train"].get("directions", 1) > 1:
+    if facts and not facts.directions and tree["train"].get("directions", 1) > 1:
         tree = configuration.merge(tree, {"train": {"directions": 1}})
     if facts and not facts.slopes and tree.get("codec", {}).get("name") == "int8":
         tree = configuration.merge(tree, {"codec": {"name": "float16"}})

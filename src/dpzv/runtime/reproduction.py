@@ -71,21 +71,20 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of an item.
+    """One run of an item; `missing` says why it cannot be run.
 
     `trials` is the number of trials that chose its settings: 0 if nobody tuned them, `None` if there is nothing to
-    choose. `frozen` names the row with such a head over devices that never move. `missing` says why it cannot be run.
+    choose.
     """
 
     workload: str
     row: str
-    title: str
+    kind: RowKind
     accounting: str
     epsilon: float
     seed: int
     case: Case
     trials: int | None
-    frozen: str
     job: Job
     seconds: float
     missing: str = ""
@@ -189,13 +188,12 @@ def _cell(made: _Made, asked: Asked) -> Cell:
     return Cell(
         workload=runs.workload,
         row=made.row,
-        title=made.kind.title,
+        kind=made.kind,
         accounting=runs.accounting,
         epsilon=made.epsilon,
         seed=made.seed,
         case=made.case,
         trials=tuned.trials if made.kind.tuned or made.kind.like else None,
-        frozen=made.kind.frozen,
         job=Job(name, config, rounds, made.kind.program),
         seconds=_seconds(config, workload, rounds),
         missing="" if made.row == "memory" else _missing(config.data.name, own or config.data.path),

@@ -6,6 +6,7 @@ import math
 
 from dpzv.config import Config
 from dpzv.data.dataset import ServerRecords
+from dpzv.declarations import head_rule_facts
 from dpzv.errors import ConfigError
 from dpzv.models.head import NO_OFFSET, Head, Offset, SumHead, base_offset, seeded_head
 from dpzv.privacy.label_counts import frequencies
@@ -16,7 +17,7 @@ __all__ = ["check_head", "first_head"]
 def check_head(config: Config, records: ServerRecords, widths: tuple[int, ...]) -> None:
     """Refuse a head that adds what cannot be added, and a base rate that does not fit the labels."""
     task, outputs, base = records.task, records.outputs, config.head.base
-    if config.head.model == "sum" and config.head.rule != "frozen":
+    if config.head.model == "sum" and head_rule_facts(config.head.rule).moves:
         raise ConfigError(
             f"a head that only adds has no weights that could move, so head.rule must be 'frozen', got "
             f"'{config.head.rule}'; set head.rule to 'frozen'."

@@ -24,7 +24,7 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
     rows = []
     for own in _grouped(runs, lambda cell: (cell.workload, cell.accounting, cell.row)):
         cell, done = own[0].cell, [line for line in own if line.finished]
-        what = [runs.title(cell.workload), cell.accounting, budget_text(cell.epsilon), cell.title]
+        what = [runs.title(cell.workload), cell.accounting, budget_text(cell.epsilon), cell.kind.title]
         if not done:
             rows.append([*what, "-", "-", "-", "-", own[0].status])
             continue
