@@ -51,7 +51,6 @@ __all__ = [
     "agreed_hash",
     "hello",
     "pack",
-    "pack_message",
     "pack_release",
     "pieces",
     "protocol_of",
@@ -207,11 +206,6 @@ _ENCODER = msgspec.msgpack.Encoder()
 def pack(control: Control) -> bytes:
     """The frame of a control message."""
     return CONTROL + _ENCODER.encode(control)
-
-
-def pack_message(codec: Codec, message: Message) -> bytes:
-    """The frame of a message of the protocol."""
-    return codec.encode(message, MESSAGE)
 
 
 def pack_release(codec: Codec, release: Release, receipt: bytes) -> bytes:
