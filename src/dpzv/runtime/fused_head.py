@@ -194,8 +194,8 @@ class FusedHeadSteps:
         eta = [[rule.steps.at(t) for rule in self._rules] for t, _ in rounds]
         pairs = (self._ids, ids), (self._counts, counts), (self._noise, noise.numpy()), (self._eta, np.array(eta))
         for place, values in pairs:
-            host = torch.from_numpy(values)
-            place[:count].copy_(host.pin_memory() if place.is_cuda else host, non_blocking=True)
+            rows = torch.from_numpy(values)
+            place[:count].copy_(rows.pin_memory() if place.is_cuda else rows, non_blocking=True)
 
     def alone(self, i: int) -> bool:
         """Whether step i of those drawn does not fit the buffer, and must be taken by `longer`."""
