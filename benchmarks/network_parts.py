@@ -215,7 +215,7 @@ class Parts:
         contributes = time_of("gate", lambda: gate.contributes(server.t + 1, got))
         pending = time_of("server.ask", lambda: server.ask(got, contributes))
         digest = time_of("hash", lambda: xxh3_128_digest(memoryview(frame)[1:]))
-        event = gate.plan.event(t=pending.t, m=pending.m, position=pending.position, B=pending.B)
+        event = gate.plan.release(t=pending.t, m=pending.m, position=pending.position, B=pending.B)
         common = {"grid": pending.grid, "divisor": pending.divisor, "sigma_dp": gate.plan.sigma_dp}
         Delta = time_of("noise", lambda: self._noise.release(pending.totals, **common, t=pending.t, m=m))
         time_of("gate", lambda: ledger.admit(event))

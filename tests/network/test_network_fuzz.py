@@ -48,7 +48,7 @@ from dpzv.network.wire import (
     pack_release,
     unpack,
 )
-from dpzv.privacy.receipts import RECEIPT_BYTES
+from dpzv.privacy.ledger_checks import RECEIPT_BYTES
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
 

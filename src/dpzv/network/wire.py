@@ -19,7 +19,7 @@ from dpzv.config import Config
 from dpzv.data.psi import POINT_BYTES
 from dpzv.errors import PeerError
 from dpzv.network.feature_records import Digests, OwnIds
-from dpzv.privacy.receipts import RECEIPT_BYTES
+from dpzv.privacy.ledger_checks import RECEIPT_BYTES
 from dpzv.protocol.codec import MAX_FRAME, Codec
 from dpzv.protocol.messages import Message, Release
 from dpzv.runtime.agreement import agreed

@@ -143,7 +143,7 @@ class HeadNoise:
         scale = factor * self._scale
         if not self.grid:
             return scale * stream.standard_normal(shape)
-        from dpzv.privacy.rounded_gaussian import rounded_gaussian  # plans are made without numpy
+        from dpzv.privacy.noise import rounded_gaussian  # plans are made without numpy
 
         return rounded_gaussian(scale / self.grid, math.prod(shape), stream).reshape(shape)
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from dpzv.privacy import ledger_file
 from dpzv.privacy.events import Event, Releases
 from dpzv.privacy.head_steps import HeadSteps
-from dpzv.privacy.marker import Marker
+from dpzv.privacy.ledger_checks import Marker
 from dpzv.privacy.plan import ParentRun, PrivacyPlan
 from dpzv.privacy.record_names import RecordNames
 from dpzv.privacy.statement import LedgerView, largest_sum, read_ledger, read_ledgers

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from dpzv.declarations import head_rule_facts, method_facts, refuse_directions, start_facts
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy.accountant import Composition, compose, epsilon_of_parts, fold
-from dpzv.privacy.events import LATTICE_DISTANCE, Event, ReleaseEvent, Releases, Start, grid_scale
+from dpzv.privacy.events import LATTICE_DISTANCE, Event, PlannedRelease, Releases, Start, grid_scale
 from dpzv.privacy.gdp import epsilon_of
 from dpzv.privacy.label_counts import LabelCounts, sigma_of
 from dpzv.sensitivity import clip_factor, euclidean_clip, histogram_factor, outer_product_factor
@@ -267,10 +267,10 @@ class PrivacyPlan(PlanRequest, frozen=True, kw_only=True):
             return 0.0
         return math.inf if self.where == "uplink" and self.accounting == "exact" else self.epsilon
 
-    def event(self, *, t: int, m: int, position: int, B: int, sigma_dp: float | None = None) -> ReleaseEvent:
+    def release(self, *, t: int, m: int, position: int, B: int, sigma_dp: float | None = None) -> PlannedRelease:
         """A release under this plan, over a batch of `B` records, with the plan's noise unless told otherwise."""
         noise = self.sigma_dp if sigma_dp is None else sigma_dp
-        return ReleaseEvent(t=t, m=m, position=position, B=B, C=self.clip, sigma_dp=noise, per_record=self.per_record)
+        return PlannedRelease(t=t, m=m, position=position, B=B, C=self.clip, sigma_dp=noise, per_record=self.per_record)
 
     @property
     def claim(self) -> tuple[Event, ...]:
@@ -311,7 +311,7 @@ def count_events(plan: PrivacyPlan) -> tuple[LabelCounts, ...]:
 def capped_releases(plan: PrivacyPlan) -> Releases:
     """All releases of the plan at their cap."""
     # the ledger admits no batch below min_batch, so no release has coarser noise than this
-    least = plan.event(t=0, m=0, position=0, B=min(plan.B, plan.min_batch))
+    least = plan.release(t=0, m=0, position=0, B=min(plan.B, plan.min_batch))
     scale = grid_scale(least) if math.isfinite(plan.cap) else math.inf
     numbers = method_facts(plan.method).numbers(plan.B, MOST_NUMBERS, MOST_NUMBERS, plan.directions, True)
     return Releases(cap=plan.cap, distance=plan.T * numbers * LATTICE_DISTANCE / scale**2)

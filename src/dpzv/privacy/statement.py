@@ -183,7 +183,7 @@ def largest_sum(view: LedgerView) -> float:
     if not view.releases:
         return 0.0
     most = sum(-(-turns * plan.B // plan.D) for turns in view.turns.values())
-    return most * unit_mu(plan.event(t=0, m=0, position=0, B=plan.B)) ** 2 if view.even else math.inf
+    return most * unit_mu(plan.release(t=0, m=0, position=0, B=plan.B)) ** 2 if view.even else math.inf
 
 
 def _view(connection: sqlite3.Connection) -> LedgerView:
