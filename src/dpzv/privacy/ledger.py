@@ -33,7 +33,7 @@ from dpzv.privacy.plan import PlanRequest, PrivacyPlan
 from dpzv.privacy.record_names import UNNAMED, RecordNames
 from dpzv.terms import NoiseSourceName
 
-__all__ = ["BatchIds", "Ledger"]
+__all__ = ["Ledger"]
 
 BatchIds = Callable[[int, int], NDArray[np.int64]]
 """``ids_of(m, position)``: the record ids, all different, of one batch of device `m`'s public schedule."""

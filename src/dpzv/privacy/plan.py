@@ -16,7 +16,7 @@ from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy.accountant import Composition, compose, epsilon_of_parts, fold
 from dpzv.privacy.events import LATTICE_DISTANCE, Event, PlannedRelease, Releases, Start, grid_scale
 from dpzv.privacy.gdp import epsilon_of
-from dpzv.privacy.label_counts import LabelCounts, sigma_of
+from dpzv.privacy.label_counts import LabelCounts
 from dpzv.sensitivity import clip_factor, euclidean_clip, histogram_factor, outer_product_factor
 from dpzv.terms import Accounting, HeadRuleName, MethodName, Neighbours, NoiseSourceName, Protects, StartName, Where
 from dpzv.validate import whole
@@ -40,6 +40,9 @@ __all__ = [
 SUM_SLACK = 1e-6
 """The noise of heads and starts is larger by this share. Their sums are rounded, so one record can move a sum by more
 than its clip, at worst by a share of 4e-7 whatever the size of the sum (docs/privacy.md, Proof 10)."""
+
+COUNT_SLACK = 1e-12
+"""The noise of counted labels is larger by this share, which is more than the rounding of a division and a root."""
 
 LEAST_LEFT = 0.01
 """The least share of the squared mu that earlier runs must leave: with it, noise is ten times that of a run alone.
@@ -305,7 +308,7 @@ def count_events(plan: PrivacyPlan) -> tuple[LabelCounts, ...]:
     """The counting of labels with the noise that `mu_base` needs, if the plan has it."""
     if not plan.mu_base:
         return ()
-    return (LabelCounts(sigma=sigma_of(plan.mu_base, histogram_factor(plan.neighbours))),)
+    return (LabelCounts(sigma=histogram_factor(plan.neighbours) / plan.mu_base * (1 + COUNT_SLACK)),)
 
 
 def capped_releases(plan: PrivacyPlan) -> Releases:

@@ -24,17 +24,7 @@ from dpzv.privacy.plan import ParentRun, PrivacyPlan, epsilon_spent
 from dpzv.sensitivity import clip_factor
 from dpzv.terms import Accounting, Neighbours, NoiseSourceName, Protects
 
-__all__ = [
-    "LedgerView",
-    "PlanPart",
-    "RunSpent",
-    "largest_sum",
-    "parts_of",
-    "read_ledger",
-    "read_ledgers",
-    "spent",
-    "statement",
-]
+__all__ = ["LedgerView", "RunSpent", "largest_sum", "parts_of", "read_ledger", "read_ledgers", "spent", "statement"]
 
 _RATES = (0.01, 0.001)
 

@@ -18,7 +18,7 @@ from dpzv.errors import ConfigError
 from dpzv.rng import numpy_generator
 from dpzv.validate import positive
 
-__all__ = ["Arrival", "Speed", "VirtualClock", "compute_of", "speeds_of"]
+__all__ = ["Speed", "VirtualClock", "compute_of", "speeds_of"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,7 @@ class Journal:
         return measured(self._records, head(rows), self._y_test)
 
     def _head_trained(self) -> bool:
-        """Whether the head in the loop is more than a random start; one that only adds is, once its devices moved."""
+        """Whether the head in the loop was trained. A head that only adds counts as trained once its devices have moved."""
         head, rounds = self._config.head, self._server.t > 0
         if head.model == "sum":
             return rounds

@@ -1,4 +1,4 @@
-"""What a run's settings and folder can be refused for before any other party has come; nothing is written."""
+"""Checks of a run's settings and folder that need no other party. They write nothing."""
 
 from __future__ import annotations
 
