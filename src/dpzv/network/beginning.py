@@ -1,6 +1,6 @@
 """A run begins at the server: devices send their ids, the shared records are found, the run is opened.
 
-With millions of records each of these takes long, so it is done beside the event loop.
+With millions of records each of these takes long, so a thread does it (`aside.py`).
 """
 
 from __future__ import annotations

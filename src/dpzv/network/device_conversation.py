@@ -67,14 +67,18 @@ class Conversation:
         self.device: Device | None = None
         self.codec: Codec | None = None
         self.run_id, self.m = "", 0
-        self._announced: Rows | Ask | Hidden | None = None  # the request whose list is being received; `None` if no list is expected
+        # the request whose list is being received; `None` if no list is expected
+        self._announced: Rows | Ask | Hidden | None = None
         self._numbers = Gathered("row numbers", 0, ROWS.itemsize)
         self._points = Counted("hidden ids", 0, POINTS.itemsize)
         self._last = 0, b""  # round and receipt of the last release that was applied
         self._saved = time.monotonic()
 
     def check(self) -> None:
-        """Refuse an encoding that differs from that of the stored weights; until the run has ended, changed records too."""
+        """Refuse an encoding that differs from that of the stored weights.
+
+        Until the run has ended, refuse changed records as well.
+        """
         records = self._digests.records  # raises if ids are to be hidden, but what hides them is not installed
         if not self._folder.has_state:
             return

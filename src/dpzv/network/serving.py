@@ -1,4 +1,4 @@
-"""The server as its operator starts it: what can be refused without the devices is refused before it listens."""
+"""Starts the server for its operator. Whatever can be refused without the devices is refused before it listens."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What parties say to each other besides the messages of `protocol/`: hello, who is who, alignment, requests, goodbye.
 
-A frame is one byte that says which of the two kinds it holds, then MessagePack. A malformed frame raises `PeerError`.
+A frame begins with one byte, which says what follows (`MESSAGE`, `RELEASE` or `CONTROL`). The rest is MessagePack. A
+malformed frame raises `PeerError`.
 """
 
 from __future__ import annotations

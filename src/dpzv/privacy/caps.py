@@ -1,4 +1,4 @@
-"""How much of its cap every record has used: exact integers, rounded up, so that a sum never passes the cap."""
+"""Counts how much of its cap every record has used, in integers. Charges are rounded up, so no sum passes the cap."""
 
 from __future__ import annotations
 

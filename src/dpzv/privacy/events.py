@@ -1,7 +1,7 @@
 """What costs privacy: events, each with the pair of distributions that dominates it. The account folds a list of them.
 
-A new mechanism is a new subclass of `Event` in a file of its own. Costs are stated under zero-out (a record's
-contribution becomes nothing); a Gaussian pair says by how much replace-one enlarges them.
+A new mechanism is a new subclass of `Event` in a file of its own. Costs are stated under zero-out, where a
+record's contribution becomes nothing. A Gaussian pair also says how many times larger its cost is under replace-one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The private steps of w_0: everything about this mechanism stands here, and nothing about any other.
+"""The private steps of w_0. Everything about this mechanism stands here, and nothing about any other mechanism.
 
 A step sums clipped gradients over a secret sample of the records and adds Gaussian noise. Here are its event with the
 pair that dominates it, the calibration of its noise, and the noise itself with the state that a checkpoint keeps.

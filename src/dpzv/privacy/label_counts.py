@@ -1,4 +1,4 @@
-"""How many records each class has, counted with noise once: everything about this one mechanism.
+"""How many records each class has, counted once and with noise. Everything about this mechanism stands here.
 
 The server starts its head at the base rate that the counts give, so that training need not spend budget on learning it.
 """

@@ -1,4 +1,4 @@
-"""The privacy statement as words: what is claimed, against whom, what that does not cover, and what may leave."""
+"""The privacy statement in words: what is claimed, against whom, what is not covered, and what may leave."""
 
 from __future__ import annotations
 

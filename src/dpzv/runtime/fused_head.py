@@ -1,8 +1,8 @@
 """The server's model w_0 of several runs at once: its outputs for whole batches, and its private steps.
 
-A Poisson sample has a random size and a graph has not, so the ids of a step stand in a buffer that a sample exceeds
-with a probability below 1e-12 over the run. Such a sample is not cut: its step is computed by itself, with a longer
-buffer. So every step is that of the account, and nothing has to be added to `delta_dp`.
+A Poisson sample has a random size, but a graph needs a fixed one. So the ids of a step stand in a buffer that is too
+short with a probability below 1e-12 over the run. A longer sample is not cut: its step is computed by itself, with a
+longer buffer. So every step is that of the account, and nothing has to be added to `delta_dp`.
 """
 
 from __future__ import annotations
