@@ -15,7 +15,7 @@ import pytest
 from dpzv.declarations import HEAD_RULES, METHODS, STARTS
 from tests.rules.tree import PACKAGE, SOURCE, Function, Module, Package, cycle, package
 
-MOST_MODULES, MOST_LINES = 254, 34_190
+MOST_MODULES, MOST_LINES = 251, 34_130
 """How large `src` may become. A change that needs more raises these figures and says why.
 
 It was 152 modules with 17,599 lines before the house was rebuilt, and 135 with 17,282 after it. What keeps a claim true
@@ -31,6 +31,7 @@ audits of parties that talk, gradients of final heads by hand, and what people l
 266 with 34,051. Then helpers moved into the modules that alone used them, and one way took the place of several to read
 a run, draw a figure, score an attack and drive a block of rounds: 254 with 33,838. Mends of what users met came after,
 trials that choose how long a run is, and layers that never move and are computed once, for all runs of a reproduction.
+Small files of `privacy/` that serve one purpose became one, and blocks of rounds left counting to the server's run: 251.
 """
 
 FILE_LINES, FUNCTION_LINES, ARGUMENTS, FAN_OUT = 350, 50, 7, 12
