@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.bar import Row
-from dpzv.privacy.events import ReleaseEvent
+from dpzv.privacy.events import PlannedRelease
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.plan import PlanRequest, PrivacyPlan
 from dpzv.privacy.planning import make_plan
@@ -73,7 +73,7 @@ class _Devices:
         while time.perf_counter() < until:
             with self._turn:
                 t = self.released
-                event = ReleaseEvent(t=t, m=m, position=t // M, B=B, C=plan.C, sigma_dp=plan.sigma_dp)
+                event = PlannedRelease(t=t, m=m, position=t // M, B=B, C=plan.C, sigma_dp=plan.sigma_dp)
                 ledger.admit(event)
                 ledger.contributes(event)
                 ledger.submit(event, np.array([0.25 * t]), _FRAME)
@@ -117,7 +117,7 @@ def _rebuild_seconds(path: Path, plan: PrivacyPlan) -> float:
     """Seconds to open a ledger of a million releases."""
     with Ledger.create(path, plan=plan, data_fingerprint="", noise_source="seeded", ids_of=ids_of) as ledger:
         for t in range(RELEASES):
-            event = ReleaseEvent(t=t, m=t % M, position=t // M, B=B, C=plan.C, sigma_dp=plan.sigma_dp)
+            event = PlannedRelease(t=t, m=t % M, position=t // M, B=B, C=plan.C, sigma_dp=plan.sigma_dp)
             ledger.submit(event, np.array([0.25 * t]), _FRAME)
             if t % 100_000 == 0:
                 ledger.flush()

@@ -25,7 +25,7 @@ from dpzv.network.beginning import open_run
 from dpzv.network.device_conversation import Conversation
 from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.feature_records import FeatureRecords
-from dpzv.network.wire import pack_message, pack_release, unpack
+from dpzv.network.wire import MESSAGE, pack_release, unpack
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Embeddings, Pending, Release
 from dpzv.protocol.server import Server
@@ -209,13 +209,13 @@ class Parts:
         server, gate, ledger = run.server, run.gate, run.ledger
         time_of = self._time
         message = time_of("device: batch", device.upload)
-        frame = time_of("codec", lambda: pack_message(codec, message))
+        frame = time_of("codec", lambda: codec.encode(message, MESSAGE))
         got = time_of("codec", lambda: unpack(codec, frame))
         assert isinstance(got, Embeddings)
         contributes = time_of("gate", lambda: gate.contributes(server.t + 1, got))
         pending = time_of("server.ask", lambda: server.ask(got, contributes))
         digest = time_of("hash", lambda: xxh3_128_digest(memoryview(frame)[1:]))
-        event = gate.plan.event(t=pending.t, m=pending.m, position=pending.position, B=pending.B)
+        event = gate.plan.release(t=pending.t, m=pending.m, position=pending.position, B=pending.B)
         common = {"grid": pending.grid, "divisor": pending.divisor, "sigma_dp": gate.plan.sigma_dp}
         Delta = time_of("noise", lambda: self._noise.release(pending.totals, **common, t=pending.t, m=m))
         time_of("gate", lambda: ledger.admit(event))

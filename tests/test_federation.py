@@ -123,14 +123,14 @@ def test_a_saved_federation_predicts_the_same_and_nothing_is_pickled(task: str, 
 def test_what_is_no_saved_model_is_refused_in_a_sentence(fitted: Federation, tmp_path: Path) -> None:
     fitted.save(tmp_path / "saved")
     for folder, networks, sentence in (
-        (tmp_path, nets(), "is no saved model, since a file of it cannot be read"),
+        (tmp_path, nets(), "is not a saved model"),
         (tmp_path / "saved", nets()[:1], "has 2 devices, got 1 networks"),
         (tmp_path / "saved", nets()[::-1], "do not fit device 1's network"),
     ):
         with pytest.raises(DpzvError, match=sentence):
             Federation.load(folder, networks)
     (tmp_path / "saved" / "weights" / "final.safetensors").write_bytes(b"junk")
-    with pytest.raises(DpzvError, match="is no saved model"):
+    with pytest.raises(DpzvError, match="is not a saved model"):
         Federation.load(tmp_path / "saved", nets())
 
 

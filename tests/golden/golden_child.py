@@ -1,4 +1,6 @@
-"""Short seeded runs of every recipe and method, as hashes; a process of its own, so that its arithmetic is pinned.
+"""Short seeded runs of recipes and methods, as hashes; a process of its own, so that its arithmetic is pinned.
+
+All recipes are there but `imdb`, which is `amazon` with longer reviews. Scorecards run with their own method only.
 
 ``python golden_child.py FOLDER`` prints one JSON object: case -> transcript, weights and figures, each a sha256.
 """
@@ -121,6 +123,9 @@ RECIPES: dict[str, tuple[Callable[[Config], Dataset], tuple[str, ...]]] = {
 }
 """Records for each recipe, its own where they are small and come with the installation, and what is made smaller."""
 
+SCORECARDS = ("breast-cancer-scorecard", "credit-scorecard", "flights-scorecard")
+"""They have the records of the recipes that they are like."""
+
 
 def cases() -> Iterator[tuple[str, Config, Dataset]]:
     for recipe, (records, changes) in RECIPES.items():
@@ -131,6 +136,9 @@ def cases() -> Iterator[tuple[str, Config, Dataset]]:
                 final = () if method == "dpzv" else ("head.final=private",)
                 config = parsed(base, f"train.method={method}", "train.rounds=9", *SMALL, *final, *changes)
                 yield f"{recipe} {accounting} {method}", config, records(config)
+    for recipe in SCORECARDS:
+        config = parsed(recipes.tree(recipe), *SMALL, "train.rounds=12")
+        yield recipe, config, RECIPES[recipe.removesuffix("-scorecard")][0](config)
     for name, changes in VARIANTS.items():
         config = parsed(recipes.tree("digits"), "train.rounds=14", *SMALL, *changes)
         yield f"digits, {name}", config, RECIPES["digits"][0](config)

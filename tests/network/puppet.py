@@ -12,7 +12,7 @@ from federation import NAMES, Parties, hello
 from dpzv.config import Config
 from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.transport import LinkLost, Stream, next_frame
-from dpzv.network.wire import Ask, Done, ListPiece, Receipted, Rows, Stop, Welcome, pack, pack_message, unpack
+from dpzv.network.wire import MESSAGE, Ask, Done, ListPiece, Receipted, Rows, Stop, Welcome, pack, unpack
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill
 
@@ -35,7 +35,7 @@ class Puppet:
 
     def part(self, start: int, stop: int, value: float = 0.0) -> bytes:
         """Test rows from `start` to `stop`."""
-        return pack_message(CODEC, Evaluation(self.m, start, np.full((stop - start, WIDTH), value, np.float32)))
+        return CODEC.encode(Evaluation(self.m, start, np.full((stop - start, WIDTH), value, np.float32)), MESSAGE)
 
     def test_rows(self, value: float = 0.0) -> list[bytes]:
         """All test rows, as an honest device sends them."""
@@ -77,10 +77,10 @@ class Puppet:
         if what == "rounds":
             return [self._batch(position)]
         if what == "fill":
-            return [pack_message(CODEC, Fill(self.m, 0, np.zeros((self.D, WIDTH), np.float32))), pack(Done("fill"))]
+            return [CODEC.encode(Fill(self.m, 0, np.zeros((self.D, WIDTH), np.float32)), MESSAGE), pack(Done("fill"))]
         self.evaluations += 1
         return self._evaluate(self, self.evaluations)
 
     def _batch(self, position: int) -> bytes:
         h = np.zeros((self.config.train.B, WIDTH), np.float32)
-        return pack_message(CODEC, Embeddings(self.m, position, (h, h)))
+        return CODEC.encode(Embeddings(self.m, position, (h, h)), MESSAGE)

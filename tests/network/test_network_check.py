@@ -29,10 +29,11 @@ from dpzv.errors import ConfigError, DpzvError, PrivacyRefused
 from dpzv.network.device_conversation import Conversation
 from dpzv.network.device_folder import DeviceFolder, DeviceState
 from dpzv.network.party import load_party
-from dpzv.network.serving import open_folder, serve
+from dpzv.network.serving import serve
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.lineage import end
 from dpzv.privacy.plan import MOST_NUMBERS
+from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.run_plan import plan_of
 
 CONFIG: dict[str, Any] = {
@@ -371,7 +372,7 @@ def test_a_server_refuses_at_its_start_and_not_when_all_devices_have_come(
     party = load_party(file_of(town, "server"))
     started: list[object] = []
     with pytest.raises(kind, match=words):
-        asyncio.run(asyncio.wait_for(serve(party, open_folder(party), started.append), 60))
+        asyncio.run(asyncio.wait_for(serve(party, RunFolder.of_run(party.out, party.config), started.append), 60))
     assert started == []  # it never listened
 
 

@@ -35,6 +35,7 @@ from dpzv.network.memory_transport import MemoryListener, MemoryStream
 from dpzv.network.server_party import ServerParty
 from dpzv.network.transport import LinkLost, Peer, next_frame
 from dpzv.network.wire import (
+    MESSAGE,
     Ask,
     Control,
     Done,
@@ -44,11 +45,10 @@ from dpzv.network.wire import (
     Stop,
     Welcome,
     pack,
-    pack_message,
     pack_release,
     unpack,
 )
-from dpzv.privacy.receipts import RECEIPT_BYTES
+from dpzv.privacy.ledger_checks import RECEIPT_BYTES
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
 
@@ -262,7 +262,7 @@ class Machines:
         )
         releases = [Release(self.run.server.t + 1, self.m, device.position, np.array([x])) for x in (0.25, -1.5)]
         answers = [pack_release(codec, release, bytes(RECEIPT_BYTES)) for release in releases]
-        return [*(pack_message(codec, message) for message in messages), *answers, *map(pack, CONTROLS)]
+        return [*(codec.encode(message, MESSAGE) for message in messages), *answers, *map(pack, CONTROLS)]
 
     def progress(self) -> tuple[int, int]:
         """Rounds at the server, and releases that the device has applied."""

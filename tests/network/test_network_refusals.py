@@ -30,7 +30,7 @@ from dpzv.network.keyfiles import load_authority
 from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.server_party import ServerParty
 from dpzv.network.transport import Connector, LinkLost, Stream, next_frame
-from dpzv.network.wire import Ask, Done, ListPiece, Rows, Stop, Welcome, pack, pack_message, unpack
+from dpzv.network.wire import MESSAGE, Ask, Done, ListPiece, Rows, Stop, Welcome, pack, unpack
 from dpzv.privacy import head_steps
 from dpzv.privacy.statement import read_ledger
 from dpzv.protocol.codec import Codec
@@ -56,7 +56,7 @@ def parties(tmp_path_factory: pytest.TempPathFactory) -> Parties:
 
 
 def embeddings(m: int, position: int, rows: int, arrays: int = 2) -> bytes:
-    return pack_message(CODEC, Embeddings(m, position, (np.zeros((rows, WIDTH), np.float32),) * arrays))
+    return CODEC.encode(Embeddings(m, position, (np.zeros((rows, WIDTH), np.float32),) * arrays), MESSAGE)
 
 
 async def heard(parties: Parties, stream: Stream, name: str, config: Config) -> AsyncIterator[object]:
@@ -91,10 +91,10 @@ async def said(
                 for frame in frames:
                     await stream.write(frame)
             elif when == "rounds" and message == Ask("fill"):
-                await stream.write(pack_message(CODEC, Fill(m, 0, np.zeros((D, WIDTH), np.float32))))
+                await stream.write(CODEC.encode(Fill(m, 0, np.zeros((D, WIDTH), np.float32)), MESSAGE))
                 await stream.write(pack(Done("fill")))
             elif when == "rounds" and message == Ask("evaluate"):
-                await stream.write(pack_message(CODEC, Evaluation(m, 0, np.zeros((D_test, WIDTH), np.float32))))
+                await stream.write(CODEC.encode(Evaluation(m, 0, np.zeros((D_test, WIDTH), np.float32)), MESSAGE))
                 await stream.write(pack(Done("evaluate")))
     raise AssertionError("the server always says goodbye")
 
@@ -294,7 +294,7 @@ async def come(parties: Parties, listener: MemoryListener, name: str, *, rows: i
                 rows = message.train if done else rows
             if message == Ask("fill"):
                 if rows:
-                    await stream.write(pack_message(CODEC, Fill(m, 0, np.zeros((rows, WIDTH), np.float32))))
+                    await stream.write(CODEC.encode(Fill(m, 0, np.zeros((rows, WIDTH), np.float32)), MESSAGE))
                 if done:
                     await stream.write(pack(Done("fill")))
                 await stream.write(pack(Stop("leaving", False)))

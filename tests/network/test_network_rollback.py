@@ -21,7 +21,7 @@ from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.server_party import ServerParty
 from dpzv.network.transport import next_frame
 from dpzv.network.wire import Stop, Welcome, pack, unpack
-from dpzv.privacy.receipts import Receipts
+from dpzv.privacy.ledger_checks import Receipts
 from dpzv.privacy.statement import read_ledger, spent
 
 ROUNDS, TURNS = 96, 24

@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 from dpzv.config import Config
 from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.wire import ListPiece, Rows, Welcome
+from dpzv.privacy.ledger_checks import RECEIPT_BYTES
 from dpzv.privacy.plan import PlanRequest, PrivacyPlan, request_of
 from dpzv.privacy.planning import make_plan
-from dpzv.privacy.receipts import RECEIPT_BYTES
 from dpzv.privacy.statement import read_ledger, spent
 from dpzv.protocol import device
 from dpzv.protocol.messages import Fill

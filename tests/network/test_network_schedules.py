@@ -274,7 +274,7 @@ def epsilon_of(ledger: LedgerView, rows: list[tuple[int, int, int, bytes]], seed
     plan, taken = ledger.plan, np.zeros(ledger.plan.D, int)
     for _, m, position, _ in rows:
         taken[BatchSchedule(seed, m, plan.B, plan.D).ids(position)] += 1
-    unit_squared = unit_mu(plan.event(t=1, m=1, position=0, B=plan.B)) ** 2
+    unit_squared = unit_mu(plan.release(t=1, m=1, position=0, B=plan.B)) ** 2
     most = min(taken.max(), math.floor(plan.cap / unit_squared + 1e-6))  # further parts of a record are zeros
     return epsilon_spent(plan, releases=len(rows), unit_mu_squared=most * unit_squared, head_steps=ledger.head_steps)
 

@@ -21,8 +21,9 @@ from dpzv.durable import holding
 from dpzv.errors import ConfigError
 from dpzv.network.memory_transport import MemoryListener
 from dpzv.network.party import load_party
-from dpzv.network.serving import open_folder, serve
+from dpzv.network.serving import serve
 from dpzv.network.status import DeviceStatus, Status, read_status, serve_metrics, write_status
+from dpzv.runtime.run_folder import RunFolder
 
 CONFIG = config_of("head.rule=frozen", "train.rounds=8")
 TOWN = {
@@ -93,7 +94,7 @@ def test_a_run_has_one_server(tmp_path: Path) -> None:
     """A second one, on another port, would write its own status into the same folder."""
     write_parties(tmp_path, TOWN, 600, 0)
     own = load_party(tmp_path / "server" / "server.toml")
-    folder = open_folder(own)
+    folder = RunFolder.of_run(own.out, own.config)
     with holding(own.out, "the folder of a run"), pytest.raises(ConfigError, match="in use by another process"):
         asyncio.run(serve(own, folder, lambda _: None))
 

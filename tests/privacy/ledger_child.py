@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from tests.plans import asked
 
 from dpzv.errors import DiskError
-from dpzv.privacy.events import ReleaseEvent
+from dpzv.privacy.events import PlannedRelease
 from dpzv.privacy.ledger import Ledger
-from dpzv.privacy.marker import Marker
+from dpzv.privacy.ledger_checks import Marker
 from dpzv.privacy.planning import make_plan
 from dpzv.terms import NoiseSourceName
 
@@ -59,7 +59,7 @@ def reopen(path: Path, *, durable: bool, at_least: int = 0) -> Ledger:
 def write(ledger: Ledger, t: int) -> float:
     """Release round `t` with a value that would differ if it were drawn again."""
     Delta = int.from_bytes(os.urandom(6), "big") / 2**40
-    event = ReleaseEvent(t=t, m=0, position=t, B=B, C=PLAN.C, sigma_dp=PLAN.sigma_dp)
+    event = PlannedRelease(t=t, m=0, position=t, B=B, C=PLAN.C, sigma_dp=PLAN.sigma_dp)
     ledger.submit(event, np.array([Delta]), frame(t))
     ledger.wait(t)
     return Delta

@@ -53,5 +53,5 @@ def run(
 
 def release(ledger: Ledger, rounds: range) -> None:
     for t in rounds:
-        event = ledger.plan.event(t=t, m=1 + t % 2, position=t // 2, B=B)
+        event = ledger.plan.release(t=t, m=1 + t % 2, position=t // 2, B=B)
         ledger.submit(event, np.array([0.5]), bytes(16))

@@ -16,7 +16,7 @@ from tests.plans import asked, cost_of, earlier
 
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.accountant import Composition, epsilon_of_parts, fold, gaussian_mu
-from dpzv.privacy.events import Event, Gaussian, Pair, ReleaseEvent, Releases, Start, unpacked
+from dpzv.privacy.events import Event, Gaussian, Pair, PlannedRelease, Releases, Start, unpacked
 from dpzv.privacy.gdp import epsilon_of, paper_sigma_dp
 from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.ledger import Ledger
@@ -126,7 +126,7 @@ def test_what_the_account_does_not_know_is_an_error(unknown: Any) -> None:
 def test_what_is_no_event_is_not_charged(tmp_path: Path) -> None:
     plan = make_plan(asked())
     with create(tmp_path / "ledger.sqlite", plan) as ledger:
-        for other in (NoEvent(1.0), plan.event(t=1, m=1, position=0, B=plan.B)):
+        for other in (NoEvent(1.0), plan.release(t=1, m=1, position=0, B=plan.B)):
             with pytest.raises(PrivacyRefused, match="only charge an event"):
                 ledger.charge(other)  # type: ignore[arg-type]
         assert ledger.charged == []
@@ -195,6 +195,6 @@ def test_the_factors_of_a_replaced_record_are_written_once(monkeypatch: pytest.M
 
 def test_a_single_release_is_no_list_of_releases() -> None:
     """What a release costs depends on who was in it before, which the counters know; the account folds its cap."""
-    event = ReleaseEvent(t=1, m=1, position=0, B=5, C=1.0, sigma_dp=1.0)
+    event = PlannedRelease(t=1, m=1, position=0, B=5, C=1.0, sigma_dp=1.0)
     with pytest.raises(PrivacyRefused, match="does not know"):
         fold([event])  # type: ignore[list-item]

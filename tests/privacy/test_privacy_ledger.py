@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tests.plans import asked
 
 from dpzv.errors import PrivacyRefused
-from dpzv.privacy.events import ReleaseEvent, unit_mu
+from dpzv.privacy.events import PlannedRelease, unit_mu
 from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.plan import PrivacyPlan, epsilon_spent, request_of, start_event
@@ -52,8 +52,8 @@ def ids_of(m: int, position: int) -> NDArray[np.int64]:
     return ORDER[m][np.arange(position * B, (position + 1) * B) % D]
 
 
-def event_of(plan: PrivacyPlan, t: int) -> ReleaseEvent:
-    return ReleaseEvent(t=t, m=t % M, position=t // M, B=B, C=plan.C, sigma_dp=plan.sigma_dp)
+def event_of(plan: PrivacyPlan, t: int) -> PlannedRelease:
+    return PlannedRelease(t=t, m=t % M, position=t // M, B=B, C=plan.C, sigma_dp=plan.sigma_dp)
 
 
 def frame(t: int) -> bytes:
@@ -70,7 +70,7 @@ def reopen(path: Path, plan: PrivacyPlan, **changes: Any) -> Ledger:
     return Ledger.open(path, plan=plan, ids_of=ids_of, **(settings | changes))
 
 
-def write_one(ledger: Ledger, event: ReleaseEvent, Delta: float) -> None:
+def write_one(ledger: Ledger, event: PlannedRelease, Delta: float) -> None:
     ledger.submit(event, np.array([Delta]), frame(event.t))
     ledger.wait(event.t)
 
@@ -86,7 +86,7 @@ def all_masks(ledger: Ledger) -> list[bool]:
     return [bool(x) for p in range(D) for x in past_cap(ledger, msgspec.structs.replace(event, position=p))]
 
 
-def past_cap(ledger: Ledger, event: ReleaseEvent) -> NDArray[np.bool_]:
+def past_cap(ledger: Ledger, event: PlannedRelease) -> NDArray[np.bool_]:
     """Which records of the event's batch may not contribute."""
     able = ledger.contributes(event)
     return np.zeros(event.B, bool) if able is None else ~able
@@ -160,7 +160,7 @@ def test_a_batch_below_the_least_is_refused_though_the_schedule_has_it(
         noise_source="seeded",
         ids_of=few,
     ) as ledger:
-        event = plan.event(t=0, m=0, position=0, B=B - 1)
+        event = plan.release(t=0, m=0, position=0, B=B - 1)
         if admitted:
             write_one(ledger, event, 0.0)
         else:
@@ -377,8 +377,8 @@ def test_rebuilding_in_chunks_is_replaying_in_order(draws: list[tuple[int, int]]
     def ids(m: int, position: int) -> NDArray[np.int64]:
         return batches[position]
 
-    def cost(i: int) -> ReleaseEvent:
-        return ReleaseEvent(t=i, m=0, position=i, B=draws[i][0], C=plan.C, sigma_dp=plan.sigma_dp)
+    def cost(i: int) -> PlannedRelease:
+        return PlannedRelease(t=i, m=0, position=i, B=draws[i][0], C=plan.C, sigma_dp=plan.sigma_dp)
 
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "ledger.sqlite"

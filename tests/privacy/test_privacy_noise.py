@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from dpzv.errors import ConfigError
-from dpzv.privacy.events import ReleaseEvent, grid_scale
+from dpzv.privacy.events import PlannedRelease, grid_scale
 from dpzv.privacy.head_steps import HeadNoise, poisson_batch
 from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
 from dpzv.rng import seed_of
@@ -232,7 +232,7 @@ def test_secret_gaussian_stream() -> None:
 
 def test_the_grid_of_the_account_is_the_grid_of_the_sum() -> None:
     C = 0.3
-    event = ReleaseEvent(t=0, m=0, position=0, B=1, C=C, sigma_dp=1.0)
+    event = PlannedRelease(t=0, m=0, position=0, B=1, C=C, sigma_dp=1.0)
     assert grid_scale(event) == pytest.approx(1 / clipped_sum(np.zeros(1), C).grid, rel=1e-15)
 
 

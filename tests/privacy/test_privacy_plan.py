@@ -16,7 +16,7 @@ from tests.plans import asked, earlier
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy import planning
 from dpzv.privacy.accountant import LATTICE_SHARES, Composition, epsilon_of_parts, fold, gaussian_mu
-from dpzv.privacy.events import ReleaseEvent, SampledGaussian, unit_mu, unpacked
+from dpzv.privacy.events import PlannedRelease, SampledGaussian, unit_mu, unpacked
 from dpzv.privacy.gdp import delta_of, epsilon_of, mu_of, zcdp_epsilon_of, zcdp_mu_of
 from dpzv.privacy.head_steps import HeadSteps, head_noise
 from dpzv.privacy.plan import (
@@ -76,7 +76,7 @@ def test_sigma_is_the_formula_and_the_claim_holds(
     # noise on integers takes its part of delta_dp, hardly anything unless e^epsilon is astronomical
     assert formula <= plan.sigma_dp <= formula * (1 + 1e-9 if epsilon < 5 and delta_dp > 1e-7 else 1.1)
     # P releases at this noise fit under the cap, and the cap keeps what was asked
-    event = ReleaseEvent(t=0, m=0, position=0, B=B, C=C, sigma_dp=plan.sigma_dp)
+    event = PlannedRelease(t=0, m=0, position=0, B=B, C=C, sigma_dp=plan.sigma_dp)
     assert P * unit_mu(event) ** 2 <= plan.cap
     assert delta_of(epsilon, s * math.sqrt(plan.cap)) <= delta_dp
     assert plan.claimed_epsilon == epsilon
@@ -99,7 +99,7 @@ def test_several_directions_cost_what_one_number_with_the_euclidean_clip_costs(n
     alone = make_plan(msgspec.structs.replace(wanted, C=0.5 * 4))
     assert plan.clip == alone.C == 2.0
     assert plan.sigma_dp == pytest.approx(alone.sigma_dp, rel=1e-9)
-    events = [made.event(t=1, m=1, position=0, B=made.B) for made in (plan, alone)]
+    events = [made.release(t=1, m=1, position=0, B=made.B) for made in (plan, alone)]
     assert unit_mu(events[0]) == pytest.approx(unit_mu(events[1]), rel=1e-9)
     assert events[0].C == 2.0
     distances = [made.events[0].lattice() for made in (plan, alone)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from dpzv.privacy.receipts import Receipts
+from dpzv.privacy.ledger_checks import Receipts
 
 KEY = bytes(range(32))
 

@@ -58,7 +58,7 @@ def test_vafls_noise_has_no_mean_to_hide_behind() -> None:
 @pytest.mark.parametrize("method", RIVALS)
 def test_noise_on_the_downlink_keeps_the_claim_at_its_participations(method: str) -> None:
     made = plan(method=method)
-    event = made.event(t=1, m=1, position=0, B=100)
+    event = made.release(t=1, m=1, position=0, B=100)
     mu = 2 * unit_mu(event) * math.sqrt(made.participations)
     assert mu <= made.mu * (1 + 1e-9)
     assert mu == pytest.approx(mu_of(1.0, 1e-5), rel=1e-6)

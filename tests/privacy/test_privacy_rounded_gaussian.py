@@ -9,8 +9,16 @@ import pytest
 from scipy import stats
 
 from dpzv.errors import ConfigError
-from dpzv.privacy.noise import ExactNoise, SeededNoise
-from dpzv.privacy.rounded_gaussian import LARGEST_SCALE, LEAST_SCALE, MARGIN, _cell, _table, rounded_gaussian
+from dpzv.privacy.noise import (
+    LARGEST_SCALE,
+    LEAST_SCALE,
+    MARGIN,
+    ExactNoise,
+    SeededNoise,
+    _cell,
+    _table,
+    rounded_gaussian,
+)
 
 ALPHA = 1e-6
 """The error rate of each test: a correct sampler fails one seed in a million."""

@@ -191,7 +191,7 @@ def test_the_command_writes_the_page_or_says_what_is_missing(runs: Path, tmp_pat
         assert words in str(failed.exception)
     (tmp_path / "config.toml").write_bytes((runs / "first" / "config.toml").read_bytes())
     (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(DataError, match="could not be read"):
+    with pytest.raises(DataError, match="is not the folder of a run that can be read"):
         read_runs([tmp_path])
 
 

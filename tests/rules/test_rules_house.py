@@ -16,7 +16,7 @@ import pytest
 from dpzv.declarations import HEAD_RULES, METHODS, STARTS
 from tests.rules.tree import PACKAGE, SOURCE, Function, Module, Package, cycle, package
 
-MOST_MODULES, MOST_LINES = 239, 32_790
+MOST_MODULES, MOST_LINES = 237, 32_960
 """How large `src` may become without its data sets, its methods and their table, to which anybody may add.
 
 A change that needs more raises these figures and says why.
@@ -35,6 +35,8 @@ audits of parties that talk, gradients of final heads by hand, and what people l
 a run, draw a figure, score an attack and drive a block of rounds: 254 with 33,838. Mends of what users met came after,
 trials that choose how long a run is, and layers that never move and are computed once, for all runs of a reproduction.
 That was 254 with 34,180, of which 15 with 1,483 are no longer counted. Facts in place of names took 80 lines.
+Small files of `privacy/` that serve one purpose became one, and blocks of rounds left counting to the server's run. Pages
+of a reproduction's items, and what its rows say of frozen devices, took 200 lines and a module.
 """
 
 FILE_LINES, FUNCTION_LINES, ARGUMENTS, FAN_OUT = 350, 50, 7, 12

@@ -37,8 +37,11 @@ def test_the_page_names_every_file_on_the_way(kind: str) -> None:
     assert [file for file in dict(hops(kind)) if not re.search(rf"(?<![\w/]){re.escape(file)}", page)] == []
 
 
-def test_the_page_says_how_many_functions_a_simulated_round_passes() -> None:
-    assert f"passes {len(hops('simulation'))} of them" in PAGE.read_text()
+@pytest.mark.parametrize(
+    ("kind", "sentence"), [("simulation", "passes {} of them"), ("network", "passes {} functions")]
+)
+def test_the_page_says_how_many_functions_a_round_passes(kind: str, sentence: str) -> None:
+    assert sentence.format(len(hops(kind))) in PAGE.read_text()
 
 
 def test_a_steady_round_is_what_most_rounds_do() -> None:

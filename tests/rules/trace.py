@@ -70,7 +70,7 @@ def network() -> list[Hop]:
     with tempfile.TemporaryDirectory() as keys, tempfile.TemporaryDirectory() as folder, watch:
         parties = Parties.made(Path(keys))
         watch.begin()
-        asyncio.run(parties.together(config_of(*SETTINGS, "head.steps=60"), Path(folder)))
+        asyncio.run(parties.together_over_tls(config_of(*SETTINGS, "head.steps=60"), Path(folder)))
     # the first and the last arrivals belong to the beginning and the end of the run
     arrivals = watch.rounds[2 * DEVICES : -2 * DEVICES]
     turns = [arrivals[i : i + DEVICES] for i in range(len(arrivals) - DEVICES + 1)]

@@ -148,7 +148,7 @@ def test_views_are_kept_only_on_request_and_a_damaged_one_is_refused(tmp_path: P
     received.write_bytes(content[24:])
     with pytest.raises(DataError, match="lacks"):
         read_views(tmp_path / "run", [1])
-    with pytest.raises(DataError, match="no view"):
+    with pytest.raises(DataError, match="not a view"):
         read_views(tmp_path / "run", [3])
 
 

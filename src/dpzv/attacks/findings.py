@@ -20,19 +20,7 @@ from numpy.typing import NDArray
 from dpzv.privacy.accountant import gaussian_mu, sampled, tpr_of_parts
 from dpzv.privacy.plan import PrivacyPlan
 
-__all__ = [
-    "CONFIDENCE_OF_ROWS",
-    "Area",
-    "AttackRow",
-    "RunFacts",
-    "Tried",
-    "area",
-    "ceiling",
-    "difference",
-    "questions",
-    "rows_of",
-    "true_mu",
-]
+__all__ = ["AttackRow", "RunFacts", "Tried", "area", "ceiling", "difference", "rows_of", "true_mu"]
 
 CONFIDENCE_OF_ROWS = 0.99
 """The confidence of all intervals of one run together."""

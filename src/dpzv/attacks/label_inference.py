@@ -1,7 +1,7 @@
 """Labels from what came back: from means over batches, and from gradients of single records.
 
 Each attack guesses the train records and, where it can, other records in their places, which were not part of the run.
-What it knows of those it knows of everybody, so it is no leak.
+Whatever it learns about those other records did not come from training on them.
 """
 
 from __future__ import annotations
@@ -16,18 +16,7 @@ from dpzv.attacks.readings import Readings
 from dpzv.attacks.replay import Coalition
 from dpzv.attacks.scored import Scored
 
-__all__ = [
-    "Guess",
-    "Returned",
-    "Slots",
-    "direction",
-    "least_squares",
-    "likelihood_ratio",
-    "norm",
-    "returned",
-    "sign",
-    "signs",
-]
+__all__ = ["Guess", "direction", "least_squares", "likelihood_ratio", "norm", "returned", "sign", "signs"]
 
 Values = NDArray[np.float64]
 

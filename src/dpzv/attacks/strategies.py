@@ -123,7 +123,7 @@ def repeated_id(target: Target, n: int) -> Evidence:
 
     def play(machine: Machine, world: int) -> NDArray[np.float64]:
         canary, position = _most_repeated(machine)
-        machine.run.server.positions[0] = position
+        machine.run.expect(1, position)
         machine.run.server.y_train[canary] = LABELS[world]
         h = probe(machine, 1)
         whole = rows(machine.ids(1, position), canary, h)

@@ -79,15 +79,18 @@ class Machine:
         """
         schedule = self.run.schedules[m - 1]
         position = next(k for k in range(-(-schedule.D // schedule.B)) if record in schedule.ids(k))
-        self.run.server.positions[m - 1] = position
+        self.run.expect(m, position)
         return position
 
     def fill(self, m: int, record: int, h: torch.Tensor) -> None:
-        """Device m uploads the row of one record before the first round."""
+        """Device m uploads the row of one record before the first round, after zeros for the records before it."""
         codec = self.run.codecs[m - 1]
-        message = codec.decode(codec.encode(Fill(m, record, h[None].numpy())))
+        rows = np.zeros((record + 1, len(h)), np.float32)
+        rows[record] = h.numpy()
+        frame = codec.encode(Fill(m, 0, rows))
+        message = codec.decode(frame)
         assert isinstance(message, Fill)
-        self.run.server.fill(message)
+        self.run.fill(message, len(frame))
 
     def play(
         self, m: int, position: int, h_plus: torch.Tensor, h_minus: torch.Tensor, *, last: bool = False

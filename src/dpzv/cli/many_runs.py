@@ -132,8 +132,7 @@ def _show(told: Told, folder: Path) -> None:
 @contextmanager
 def one_bar(quiet: bool) -> Iterator[Watch]:
     """A watch with one bar over all runs that asks them to stop on Ctrl-C or SIGTERM."""
-    from dpzv.cli.show import stop_asked
-    from dpzv.runtime.progress import Pace, progress_bar
+    from dpzv.runtime.progress import Pace, progress_bar, stop_asked
 
     bar, pace = progress_bar(quiet), Pace()
     task = bar.add_task("starting", total=None, figures="")

@@ -37,8 +37,9 @@ def server(
     from dpzv.cli.show import result
     from dpzv.errors import ConfigError
     from dpzv.network.party import load_party
-    from dpzv.network.serving import open_folder, serve
+    from dpzv.network.serving import serve
     from dpzv.network.status import read_status
+    from dpzv.runtime.run_folder import RunFolder
 
     own = load_party(party)
     if status:
@@ -48,7 +49,8 @@ def server(
     if not own.file.listen:
         raise ConfigError(f"{party} is a device's file (it has `server`); run `dpzv device {party}`.")
     _log(quiet)
-    summary = asyncio.run(serve(own, open_folder(own), lambda started: _on_signal(started.stop)))
+    folder = RunFolder.of_run(own.out, own.config)
+    summary = asyncio.run(serve(own, folder, lambda started: _on_signal(started.stop)))
     if summary is None:
         typer.echo("dpzv: stopped; everything up to here is kept, and the same command continues the run.", err=True)
         raise typer.Exit(130)

@@ -16,7 +16,7 @@ from dpzv.cli.train_command import ALONE, Quiet, refuse_used, runs_beside, train
 if TYPE_CHECKING:
     from dpzv.runtime.rehearsal import Rehearsed
 
-__all__ = ["rehearse", "remarks", "suspicions"]
+__all__ = ["rehearse", "suspicions"]
 
 FEW_TESTS = 100
 """With fewer test records a share has a standard deviation of up to 5 %."""

@@ -41,8 +41,8 @@ def watch(
     """
     import threading
 
-    from dpzv.cli.show import stop_asked
     from dpzv.report.page_server import PageServer
+    from dpzv.runtime.progress import stop_asked
 
     with PageServer(folders, port) as server, stop_asked() as stopped:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,13 +1,11 @@
-"""How runs are shown when they end (a table and the privacy statement), and how they are asked to stop."""
+"""How runs are shown when they end: a table and the privacy statement."""
 
 from __future__ import annotations
 
 import math
-import signal
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +17,11 @@ from dpzv.errors import ConfigError
 from dpzv.metrics import headline_text, improves
 from dpzv.report.page import write_page
 
-__all__ = ["REPORT", "columns", "json_text", "result", "statement_text", "stop_asked"]
+__all__ = ["REPORT", "columns", "json_text", "result", "statement_text"]
 
 REPORT = "report.html"
 UNTRAINED = "untrained devices"
 INDENT = 15  # where the text of a statement's labelled line begins
-
-
-@contextmanager
-def stop_asked() -> Iterator[Callable[[], bool]]:
-    """Tells whether Ctrl-C or SIGTERM came; a second signal ends the process without waiting for the work under way."""
-    stopped = False
-
-    def stop(number: int, frame: object) -> None:
-        nonlocal stopped
-        if stopped:
-            raise KeyboardInterrupt
-        stopped = True
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def columns(names: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str]) -> Table:

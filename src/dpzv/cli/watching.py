@@ -46,8 +46,7 @@ def watched(runs: Sequence[Watchable], max_seconds: float, *, quiet: bool, threa
 
     `threads` of the runs go on at the same time. The first that fails stops the others, which can be resumed.
     """
-    from dpzv.cli.show import stop_asked
-    from dpzv.runtime.progress import progress_bar, shown_in
+    from dpzv.runtime.progress import progress_bar, shown_in, stop_asked
 
     found: dict[str, Summary | None] = {}
     errors: list[BaseException] = []

@@ -24,7 +24,6 @@ __all__ = [
     "fingerprint_of",
     "from_arrays",
     "held_out",
-    "of_devices",
     "outputs_of",
     "part_of",
 ]

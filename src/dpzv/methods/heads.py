@@ -26,7 +26,7 @@ from dpzv.terms import HeadRuleName
 from dpzv.zo.estimator import delta_zo
 from dpzv.zo.perturb import perturbed, two_point
 
-__all__ = ["Frozen", "HeadParts", "HeadRule", "JointZO", "OwnSGD", "OwnZO", "RowsById", "make_head_rule"]
+__all__ = ["Frozen", "HeadParts", "HeadRule", "JointZO", "OwnSGD", "OwnZO", "make_head_rule"]
 
 
 class RowsById(Protocol):

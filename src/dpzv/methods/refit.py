@@ -44,7 +44,7 @@ long. Held-out losses on three columns of 261,877 flights were 0.4775 and 0.4772
 FEWEST_TREES, MOST_TREES = 20, 200
 """The limits of the number of trees; where fewer than the first are allowed, no trees are tried."""
 CLEARLY = 3.0
-"""A candidate that is worse than the best by this many standard errors on some folds is left out of the others."""
+"""A candidate this many standard errors worse than the best is not tried on the remaining folds."""
 UNTRIED = 3
 """The place in `PENALTIES` of the penalty that is taken where there is no choice."""
 

@@ -25,9 +25,7 @@ from dpzv.sensitivity import MIRRORED, MOST_SUMMED, SUM_CHUNK
 from dpzv.validate import positive
 
 __all__ = [
-    "LinearStart",
     "MatrixNoise",
-    "Whitening",
     "dp_pca_start",
     "dp_whiten_start",
     "moment_norm",

@@ -31,7 +31,7 @@ __all__ = ["AlignmentState", "LabelRecords", "digest_of"]
 
 FILE = "alignment.safetensors"
 ONE_BY_ONE = threading.Lock()
-"""Held by a thread while it does what takes memory for every record, so that this is done for one device at a time."""
+"""A lock for work that needs memory for every record: one device at a time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

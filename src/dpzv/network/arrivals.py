@@ -1,4 +1,4 @@
-"""A network drives the server's run: batches arrive, wait for their turn, and share commits to the disk.
+"""Drives the server's run over a network: batches arrive, wait for their turn, and share commits to the disk.
 
 One round is worked on at a time. Several releases may wait for the same write to the disk, and each is sent only when
 its row of the ledger is durable.

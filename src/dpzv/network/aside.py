@@ -1,4 +1,4 @@
-"""Work that takes long goes to a thread, so that the event loop still answers: pings, status, goodbyes, a stop."""
+"""Long work goes to a thread, so that the event loop can still answer pings, write the status, say goodbye and stop."""
 
 from __future__ import annotations
 

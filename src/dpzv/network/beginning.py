@@ -1,6 +1,6 @@
 """A run begins at the server: devices send their ids, the shared records are found, the run is opened.
 
-With millions of records each of these takes long, so it is done beside the event loop.
+With millions of records each of these takes long, so a thread does it (`aside.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def alignment_of(config: Config, labels: LabelRecords, folder: RunFolder) -> Ali
 
 
 def early_plan(config: Config, labels: LabelRecords, folder: RunFolder, *, charged: bool = False) -> PrivacyPlan | None:
-    """Refuse what no device is needed for, and plan the run as if all records of `labels` were shared.
+    """Do the checks that need no device, and plan the run as if all records of `labels` were shared.
 
     `None` if the run has begun before. What is refused with all records would also be refused with fewer of them. The
     cost of earlier runs is an exception, since it depends on the records they share with this one: it counts only if
@@ -62,11 +62,6 @@ async def hear_ids(peer: Peer, hello: wire.Hello, alignment: AlignmentState) -> 
     alignment.take(peer.m, hashes, digest)
 
 
-async def align(alignment: AlignmentState) -> None:
-    """Find and store the records that all share; all devices must have sent their ids."""
-    await aside(alignment.settle)
-
-
 def open_run(
     config: Config, alignment: AlignmentState, folder: RunFolder, noise: NoiseSource | None = None
 ) -> ServerRun:
@@ -86,6 +81,11 @@ def open_run(
     if not run.begun:
         warn(run.plan)
     return run
+
+
+async def align(alignment: AlignmentState) -> None:
+    """Find and store the records that all share, in a thread; all devices must have sent their ids."""
+    await aside(alignment.settle)
 
 
 async def open_aside(config: Config, opened: Callable[[], ServerRun], stack: ExitStack) -> ServerRun:

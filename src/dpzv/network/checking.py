@@ -1,4 +1,4 @@
-"""Everything that a party's start could be refused for, as far as the party alone can know it (`dpzv check`).
+"""All reasons to refuse a party's start that can be found without the other parties (`dpzv check`).
 
 The checks are those of a start. Nothing is sent, and nothing is written.
 """
@@ -16,11 +16,11 @@ from dpzv.network.beginning import early_plan
 from dpzv.network.device_conversation import Conversation
 from dpzv.network.device_folder import DeviceFolder
 from dpzv.network.party import Party
-from dpzv.network.serving import open_folder
 from dpzv.runtime.device_networks import mixed_columns
 from dpzv.runtime.readiness import fitting_plan, refuse_folder, refuse_out
+from dpzv.runtime.run_folder import RunFolder
 
-__all__ = ["Findings", "findings_of"]
+__all__ = ["findings_of"]
 
 
 class Findings(Struct, frozen=True):
@@ -59,9 +59,9 @@ def _server(own: Party) -> Findings:
 
 
 def _server_start(own: Party, table: LabelTable) -> list[str]:
-    """Facts about the server's run; raises what its start would be refused for, whatever its records are."""
+    """Facts about the server's run; raises the error with which it would refuse to start, with any records."""
     own.check_links()
-    folder = open_folder(own)
+    folder = RunFolder.of_run(own.out, own.config)
     refuse_folder(own.config, folder)
     with folder.held() if own.out.exists() else nullcontext():
         plan = early_plan(own.config, own.server_records(table), folder, charged=True)

@@ -21,6 +21,7 @@ from dpzv.network.device_folder import DeviceFolder, DeviceState
 from dpzv.network.feature_records import Digests, FeatureRecords, OwnIds, change_of
 from dpzv.network.wire import (
     BATCHES,
+    MESSAGE,
     MOST_IDS,
     PART,
     POINTS,
@@ -37,7 +38,6 @@ from dpzv.network.wire import (
     Welcome,
     hello,
     pack,
-    pack_message,
     streamed,
 )
 from dpzv.protocol.codec import FRAMING, Codec
@@ -67,14 +67,18 @@ class Conversation:
         self.device: Device | None = None
         self.codec: Codec | None = None
         self.run_id, self.m = "", 0
-        self._announced: Rows | Ask | Hidden | None = None  # what the list is for whose pieces must come next
+        # the request whose list is being received; `None` if no list is expected
+        self._announced: Rows | Ask | Hidden | None = None
         self._numbers = Gathered("row numbers", 0, ROWS.itemsize)
         self._points = Counted("hidden ids", 0, POINTS.itemsize)
         self._last = 0, b""  # round and receipt of the last release that was applied
         self._saved = time.monotonic()
 
     def check(self) -> None:
-        """Refuse another encoding than that of the weights in the folder and, while the run lasts, other records."""
+        """Refuse an encoding that differs from that of the stored weights.
+
+        Until the run has ended, refuse changed records as well.
+        """
         records = self._digests.records  # raises if ids are to be hidden, but what hides them is not installed
         if not self._folder.has_state:
             return
@@ -130,7 +134,7 @@ class Conversation:
         elif isinstance(message, Receipted) and device.waiting:
             device.receive(message.release)
             self._last = message.release.t, message.receipt
-            yield pack_message(codec, device.upload())
+            yield codec.encode(device.upload(), MESSAGE)
             device.prepare()
         elif isinstance(message, Receipted):
             device.replay(message.release)
@@ -217,7 +221,7 @@ class Conversation:
 
     def _asked(self, message: Ask, device: Device, codec: Codec) -> Iterator[bytes]:
         if message.what == "rounds":
-            yield pack_message(codec, device.upload())
+            yield codec.encode(device.upload(), MESSAGE)
             return
         if message.what == "predict":
             yield from self._expect(message, message.rows, MOST_IDS)
@@ -228,7 +232,7 @@ class Conversation:
         else:
             parts = device.evaluate(BATCHES * device.schedule.B)
         for part in parts:
-            yield pack_message(codec, part)
+            yield codec.encode(part, MESSAGE)
         yield pack(Done(message.what))
 
     def _predicted(self, rows: NDArray[np.int64], device: Device, codec: Codec) -> Iterator[bytes]:
@@ -239,7 +243,7 @@ class Conversation:
         for start in range(0, len(rows), chunk):
             x = torch.from_numpy(self._features.x[rows[start : start + chunk]])
             for part in device.embed(x, chunk):
-                yield pack_message(codec, Evaluation(self.m, start, part.h))
+                yield codec.encode(Evaluation(self.m, start, part.h), MESSAGE)
         yield pack(Done("predict"))
 
     def _build_to_predict(self) -> None:

@@ -1,8 +1,8 @@
 """A device's own folder: its checkpoint while it trains, and its weights once the run is finished.
 
 The files are `state.safetensors` and `weights/device-m.safetensors`, where m is the device's number, and `ids.key` if
-the device hides its ids. One process at a time owns the folder: two devices on one folder would each write over what
-the other has learned.
+the device hides its ids. One process at a time owns the folder: two processes on one folder would overwrite
+each other's weights.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """How many connections strangers may hold open at a listening port, and how a connection is cut at once.
 
 gRPC accepts connections by itself and hands out none of them, so this process looks through its own descriptors. A
-connection on which a device talks is never closed for its number. One on which nothing was said is not even accepted:
-the kernel keeps it (Linux only). The others (a handshake that does not end, a link without a call) are few per address,
-few in all, and short-lived; of too many, the oldest are closed, so that a device that comes now gets through its
-handshake.
+connection on which a device talks is never closed, however many there are. On Linux the kernel hands over a connection
+after its first byte, or after some seconds without one. All others (a handshake that does not end, a link without a
+call) are few per address, few in all, and short-lived; of too many, the oldest are closed, so that a device that comes
+now gets through its handshake.
 """
 
 from __future__ import annotations

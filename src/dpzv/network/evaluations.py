@@ -1,7 +1,7 @@
 """Test embeddings at the server of a networked run: asked for, taken in order, and waited for while they come.
 
-If a device stops sending them, the log names it, its link is closed, and the run goes on. So what comes late comes on a
-closed link, and is never taken for the answer to a later request.
+If a device stops sending them, the log names it, its link is closed, and the run goes on. A late answer therefore
+arrives on a closed link, and cannot be mistaken for the answer to a later request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A device's own records and what they mean to its weights: how columns are encoded, and which values they hold.
+"""A device's own records: how their columns are encoded, and which values they hold. Its weights depend on both.
 
 Weights fit one encoding and one set of records. So a device's folder keeps both, and the server keeps a keyed digest of
 each from the first meeting on. The digests are keyed by the key of the parties' ids, which nobody else has. A device
-that hides its ids from the server uses a key of its own in place of it, which the server lacks.
+that hides its ids from the server uses a key of its own instead, which the server does not have.
 """
 
 from __future__ import annotations

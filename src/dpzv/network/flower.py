@@ -31,12 +31,13 @@ from dpzv.errors import ConfigError, DpzvError
 from dpzv.network.device_party import DeviceParty
 from dpzv.network.logs import JsonLines
 from dpzv.network.party import Party, load_party
-from dpzv.network.serving import open_folder, serve
+from dpzv.network.serving import serve
 from dpzv.network.status import read_status
 from dpzv.network.transport import Connector, Stream
 from dpzv.network.wire import agreed_hash, shown
+from dpzv.runtime.run_folder import RunFolder
 
-__all__ = ["Attempts", "client", "party_of", "serve_run", "server", "take_part"]
+__all__ = ["Attempts", "client", "party_of", "serve_run", "server"]
 
 LOG = logging.getLogger("dpzv.flower")
 TOLD = logging.getLogger("flwr")
@@ -68,7 +69,7 @@ def serve_run(grid: Grid, context: Context) -> None:
     own = party_of(context.run_config, "flwr run --run-config 'party=\"...\"'")
     if not own.file.listen:
         raise ConfigError("the run config's `party` is a device's file (it has `server`); give the server's.")
-    folder = open_folder(own)
+    folder = RunFolder.of_run(own.out, own.config)
     make_folder(own.out)
     os.close(open_log(own.out / "server.log"))  # the handler would make a file that others may read
     _log(logging.FileHandler(own.out / "server.log"))

@@ -1,4 +1,4 @@
-"""The first words of a device, at the server of a run or of a prediction: who it is, and which records it has.
+"""Hears the first words of a device, in a run or for a prediction: who it is, and which records it has.
 
 A device that comes back also shows the receipt of its last release. If the server's ledger does not hold that release,
 the ledger is an old copy, and the run ends.

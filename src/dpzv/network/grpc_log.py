@@ -1,4 +1,4 @@
-"""What gRPC writes on standard error: refused handshakes become lines of the log, and floods of it are cut short."""
+"""Reads what gRPC writes on standard error: refused handshakes become lines of the log, and floods are cut short."""
 
 from __future__ import annotations
 

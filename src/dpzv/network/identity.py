@@ -1,4 +1,4 @@
-"""The authority of a federation and a certificate for each party, made in memory; `keyfiles` has their files."""
+"""Makes a federation's authority and a certificate for each party, in memory; `keyfiles` writes and reads the files."""
 
 from __future__ import annotations
 

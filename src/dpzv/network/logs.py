@@ -1,4 +1,4 @@
-"""How a party's log is written, and that no peer can flood it: short lines, and some a minute about each subject."""
+"""How a party's log is written. Lines are short, and few a minute about each subject, so no peer can flood the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions with the trained parties online: devices send embeddings of the asked records, the server answers itself.
+"""Predictions by the trained parties: devices send embeddings of the asked records, and the server's head predicts.
 
 What this reveals: the server sees the embeddings, as in training. A device learns which of its records were asked for,
 and nothing of what was predicted. Predictions stay with the server; they are not covered by the privacy claim.

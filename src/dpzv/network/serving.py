@@ -1,4 +1,4 @@
-"""The server as its operator starts it: what can be refused without the devices is refused before it listens."""
+"""Starts the server for its operator. Whatever can be refused without the devices is refused before it listens."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ from dpzv.network.server_party import ServerParty
 from dpzv.network.status import read_status, serve_metrics
 from dpzv.runtime.run_folder import RunFolder
 
-__all__ = ["open_folder", "serve"]
-
-
-def open_folder(own: Party) -> RunFolder:
-    """The server's run folder: new, or that of the same run."""
-    return RunFolder.of_run(own.out, own.config)
+__all__ = ["serve"]
 
 
 async def serve(own: Party, folder: RunFolder, started: Callable[[ServerParty], None]) -> dict[str, Any] | None:

@@ -23,7 +23,6 @@ __all__ = [
     "DeviceStatus",
     "Status",
     "keep_status",
-    "metrics_text",
     "notify_supervisor",
     "read_status",
     "serve_metrics",

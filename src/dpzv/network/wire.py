@@ -1,6 +1,7 @@
 """What parties say to each other besides the messages of `protocol/`: hello, who is who, alignment, requests, goodbye.
 
-A frame is one byte that says which of the two kinds it holds, then MessagePack. A malformed frame raises `PeerError`.
+A frame begins with one byte, which says what follows (`MESSAGE`, `RELEASE` or `CONTROL`). The rest is MessagePack. A
+malformed frame raises `PeerError`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dpzv.config import Config
 from dpzv.data.psi import POINT_BYTES
 from dpzv.errors import PeerError
 from dpzv.network.feature_records import Digests, OwnIds
-from dpzv.privacy.receipts import RECEIPT_BYTES
+from dpzv.privacy.ledger_checks import RECEIPT_BYTES
 from dpzv.protocol.codec import MAX_FRAME, Codec
 from dpzv.protocol.messages import Message, Release
 from dpzv.runtime.agreement import agreed
@@ -51,7 +52,6 @@ __all__ = [
     "agreed_hash",
     "hello",
     "pack",
-    "pack_message",
     "pack_release",
     "pieces",
     "protocol_of",
@@ -207,11 +207,6 @@ _ENCODER = msgspec.msgpack.Encoder()
 def pack(control: Control) -> bytes:
     """The frame of a control message."""
     return CONTROL + _ENCODER.encode(control)
-
-
-def pack_message(codec: Codec, message: Message) -> bytes:
-    """The frame of a message of the protocol."""
-    return codec.encode(message, MESSAGE)
 
 
 def pack_release(codec: Codec, release: Release, receipt: bytes) -> bytes:

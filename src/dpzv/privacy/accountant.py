@@ -1,4 +1,4 @@
-"""What a list of events costs together: Gaussian pairs in closed form, secretly sampled ones by their privacy loss.
+"""What a list of events costs together. Gaussian pairs are added in closed form, sampled ones by their privacy loss.
 
 `fold` makes a `Composition` of the events. Without a sampled pair the joint mu is exact. With one, all Gaussian pairs
 become a single Gaussian and the sampled steps are composed with it as privacy loss distributions (dp-accounting),

@@ -1,4 +1,4 @@
-"""How much of its cap every record has used: exact integers, rounded up, so that a sum never passes the cap."""
+"""Counts how much of its cap every record has used, in integers. Charges are rounded up, so no sum passes the cap."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpzv.errors import PrivacyRefused
-from dpzv.privacy.events import ReleaseEvent, unit_mu
+from dpzv.privacy.events import PlannedRelease, unit_mu
 
 __all__ = ["CapCounters"]
 
@@ -38,19 +38,19 @@ class CapCounters:
         most = _FULL - self.room
         return most / _FULL * self._cap * (1 + _ROUND_UP) if most else 0.0
 
-    def charge_of(self, event: ReleaseEvent) -> int:
-        """What `event` costs a record in it, in the counters' units; 0 where nothing is counted.
+    def charge_of(self, release: PlannedRelease) -> int:
+        """What `release` costs a record in it, in the counters' units; 0 where nothing is counted.
 
         Refused when it costs more than the whole cap.
         """
         if math.isinf(self._cap):
             return 0
-        key = event.B, event.C, event.sigma_dp, event.per_record
+        key = release.B, release.C, release.sigma_dp, release.per_record
         if key not in self._charges:  # a run has only a few different ones
-            share = unit_mu(event) ** 2 / self._cap * (1 + _ROUND_UP) if self._cap > 0 else math.inf
+            share = unit_mu(release) ** 2 / self._cap * (1 + _ROUND_UP) if self._cap > 0 else math.inf
             if not share <= 1:
                 raise PrivacyRefused(
-                    f"one release with B={event.B} and sigma_dp={event.sigma_dp:g} would alone pass the cap of "
+                    f"one release with B={release.B} and sigma_dp={release.sigma_dp:g} would alone pass the cap of "
                     "every record in it; release what was planned."
                 )
             self._charges[key] = math.ceil(share * _FULL)

@@ -1,4 +1,4 @@
-"""What a claim would not cover is refused before anything is planned, in a sentence that names the choices."""
+"""Refuses what a claim would not cover before anything is planned, in a sentence that names the choices."""
 
 from __future__ import annotations
 

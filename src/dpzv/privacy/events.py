@@ -1,7 +1,7 @@
 """What costs privacy: events, each with the pair of distributions that dominates it. The account folds a list of them.
 
-A new mechanism is a new subclass of `Event` in a file of its own. Costs are stated under zero-out (a record's
-contribution becomes nothing); a Gaussian pair says by how much replace-one enlarges them.
+A new mechanism is a new subclass of `Event` in a file of its own. Costs are stated under zero-out, where a
+record's contribution becomes nothing. A Gaussian pair also says how many times larger its cost is under replace-one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = [
     "Event",
     "Gaussian",
     "Pair",
-    "ReleaseEvent",
+    "PlannedRelease",
     "Releases",
     "SampledGaussian",
     "Start",
@@ -104,12 +104,12 @@ class Event:
             raise PrivacyRefused(f"expected one of {list(planned)} as planned, got {self}; do what was planned.")
 
 
-class ReleaseEvent(Struct, frozen=True, kw_only=True):
-    """One answer `Delta`: the mean over `B` records of values clipped to norm C, plus N(0, sigma_dp^2) on each entry.
+class PlannedRelease(Struct, frozen=True, kw_only=True):
+    """One answer `Delta` as planned: the mean over `B` records of values clipped to norm C, with noise on each entry.
 
-    With `per_record` every record's clipped vector is returned by itself, so `B` divides nothing. The batch is public:
-    it is number `position` of device `m`'s schedule. `t` counts rounds over all devices. The ledger counts releases
-    record by record; what the account folds is their cap, `Releases`.
+    The noise is N(0, sigma_dp^2). With `per_record` every record's clipped vector is returned by itself, so `B` divides
+    nothing. The batch is public: it is number `position` of device `m`'s schedule. `t` counts rounds over all devices.
+    This is no `Event`: the ledger counts releases record by record, and the account folds their cap, `Releases`.
     """
 
     t: int
@@ -157,24 +157,24 @@ class Start(Event, Struct, frozen=True, kw_only=True, tag=True):
         return (Gaussian(square=max(self.mu, drawn) ** 2, replaced=outer_product_factor("replace-one")),)
 
 
-def unit_mu(event: ReleaseEvent) -> float:
+def unit_mu(release: PlannedRelease) -> float:
     """The Gaussian-DP parameter of a release for one record in it under zero-out; infinity without noise.
 
     Formal guarantee: removing a record's term moves a release by at most C/B (C where each record has its own vector),
     which over the noise's standard deviation is this value.
     """
-    if event.sigma_dp <= 0 or not math.isfinite(event.C):
+    if release.sigma_dp <= 0 or not math.isfinite(release.C):
         return math.inf
-    return event.C / (_divisor(event) * event.sigma_dp)
+    return release.C / (_divisor(release) * release.sigma_dp)
 
 
-def grid_scale(event: ReleaseEvent) -> float:
-    """Standard deviation, in steps of the grid, of the noise on a sum of `event` (with `per_record`, on a number)."""
-    return event.sigma_dp * _divisor(event) * 2.0**GRID_BITS / event.C
+def grid_scale(release: PlannedRelease) -> float:
+    """Standard deviation, in steps of the grid, of the noise on a sum of `release` (with `per_record`, on a number)."""
+    return release.sigma_dp * _divisor(release) * 2.0**GRID_BITS / release.C
 
 
-def _divisor(event: ReleaseEvent) -> int:
-    return 1 if event.per_record else event.B
+def _divisor(release: PlannedRelease) -> int:
+    return 1 if release.per_record else release.B
 
 
 def remember(events: list[Event], event: Event) -> None:

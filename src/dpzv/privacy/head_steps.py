@@ -1,4 +1,4 @@
-"""The private steps of w_0: everything about this mechanism stands here, and nothing about any other.
+"""The private steps of w_0. Everything about this mechanism stands here, and nothing about any other mechanism.
 
 A step sums clipped gradients over a secret sample of the records and adds Gaussian noise. Here are its event with the
 pair that dominates it, the calibration of its noise, and the noise itself with the state that a checkpoint keeps.
@@ -143,7 +143,7 @@ class HeadNoise:
         scale = factor * self._scale
         if not self.grid:
             return scale * stream.standard_normal(shape)
-        from dpzv.privacy.rounded_gaussian import rounded_gaussian  # plans are made without numpy
+        from dpzv.privacy.noise import rounded_gaussian  # plans are made without numpy
 
         return rounded_gaussian(scale / self.grid, math.prod(shape), stream).reshape(shape)
 

@@ -1,4 +1,4 @@
-"""How many records each class has, counted with noise once: everything about this one mechanism.
+"""How many records each class has, counted once and with noise. Everything about this mechanism stands here.
 
 The server starts its head at the base rate that the counts give, so that training need not spend budget on learning it.
 """
@@ -15,9 +15,7 @@ from dpzv.errors import PrivacyRefused
 from dpzv.privacy.events import Event, Gaussian, Pair
 from dpzv.sensitivity import histogram_factor
 
-__all__ = ["LabelCounts", "frequencies", "sigma_of"]
-
-_SLACK = 1e-12  # for the rounding of a division and a root
+__all__ = ["LabelCounts", "frequencies"]
 
 
 class LabelCounts(Event, Struct, frozen=True, kw_only=True, tag=True):
@@ -45,11 +43,6 @@ class LabelCounts(Event, Struct, frozen=True, kw_only=True, tag=True):
                 "averaged: use the counts in the ledger."
             )
         return not before
-
-
-def sigma_of(mu: float, factor: float) -> float:
-    """The noise on every count with which all of them are mu-GDP, if one record moves them by `factor`."""
-    return factor / mu * (1 + _SLACK)
 
 
 def frequencies(counts: Sequence[float], D: int) -> list[float]:

@@ -24,18 +24,16 @@ from numpy.typing import NDArray
 
 from dpzv.errors import DpzvError, PrivacyRefused
 from dpzv.privacy import ledger_file
-from dpzv.privacy.binding import refuse_other_request, refuse_other_settings
 from dpzv.privacy.caps import CapCounters
-from dpzv.privacy.events import Event, ReleaseEvent, remember, unpacked
+from dpzv.privacy.events import Event, PlannedRelease, remember, unpacked
 from dpzv.privacy.head_steps import steps_of
+from dpzv.privacy.ledger_checks import KEY_BYTES, Marker, Receipts, refuse_other_request, refuse_other_settings
 from dpzv.privacy.ledger_file import ReleaseRow, plain_errors
-from dpzv.privacy.marker import Marker
 from dpzv.privacy.plan import PlanRequest, PrivacyPlan
-from dpzv.privacy.receipts import KEY_BYTES, Receipts
 from dpzv.privacy.record_names import UNNAMED, RecordNames
 from dpzv.terms import NoiseSourceName
 
-__all__ = ["BatchIds", "Ledger"]
+__all__ = ["Ledger"]
 
 BatchIds = Callable[[int, int], NDArray[np.int64]]
 """``ids_of(m, position)``: the record ids, all different, of one batch of device `m`'s public schedule."""
@@ -77,7 +75,7 @@ class Ledger:
         self._order, self._disk = threading.RLock(), threading.RLock()
         self._waiting: dict[int, ReleaseRow] = {}
         self._noise = self.plan.clip, self.plan.sigma_dp, self.plan.per_record  # every release is compared with it
-        self._admitted: ReleaseEvent | None = None
+        self._admitted: PlannedRelease | None = None
         self._marker: Marker | None = None
         self._counters = CapCounters(D=self.plan.D, cap=self.plan.cap)
 
@@ -137,7 +135,7 @@ class Ledger:
             began = ledger.plan, ledger.data_fingerprint, ledger.noise_source
             refuse_other_request(path, began, (plan, data_fingerprint, noise_source))
             for B, sigma_dp, turns in ledger_file.turns(owned.connection):
-                charge = ledger._counters.charge_of(ledger.plan.event(t=0, m=0, position=0, B=B, sigma_dp=sigma_dp))
+                charge = ledger._counters.charge_of(ledger.plan.release(t=0, m=0, position=0, B=B, sigma_dp=sigma_dp))
                 ledger._counters.add_many([ids_of(*turn) for turn in turns], charge)
             if ledger.releases < at_least:
                 raise PrivacyRefused(
@@ -202,21 +200,21 @@ class Ledger:
             self.flush()
             ledger_file.note(self._connection, ledger_file.OLD_COPY)
 
-    def contributes(self, event: ReleaseEvent) -> NDArray[np.bool_] | None:
-        """Which records of the event's batch, in schedule order, may contribute; `None` if all of them may.
+    def contributes(self, release: PlannedRelease) -> NDArray[np.bool_] | None:
+        """Which records of the release's batch, in schedule order, may contribute; `None` if all of them may.
 
         The others are past their cap and must contribute 0.
         """
         with self._order:
-            charge = self._counters.charge_of(event)
+            charge = self._counters.charge_of(release)
             if charge <= self._counters.room:
                 return None
-            able = self._counters.can_pay(self._ids_of(event.m, event.position), charge)
+            able = self._counters.can_pay(self._ids_of(release.m, release.position), charge)
         return None if able.all() else able
 
-    def admit(self, event: ReleaseEvent) -> None:
-        """Refuse an event that the plan does not allow; nothing is counted yet, and no value is looked at."""
-        plan, t, last_t = self.plan, event.t, self.last_t
+    def admit(self, release: PlannedRelease) -> None:
+        """Refuse a release that the plan does not allow; nothing is counted yet, and no value is looked at."""
+        plan, t, last_t = self.plan, release.t, self.last_t
         if self.releases >= plan.T:
             raise PrivacyRefused(
                 f"the plan allows {plan.T} releases and all are made; plan a new run with more rounds."
@@ -226,29 +224,30 @@ class Ledger:
         if t <= last_t:
             raise PrivacyRefused(f"expected a round after {last_t}, got {t}; a round is released once, in order.")
         least = plan.min_batch if math.isfinite(plan.epsilon) else 1
-        size = len(self._ids_of(event.m, event.position))
-        noise = (event.C, event.sigma_dp, event.per_record)
-        if not least <= size == event.B <= plan.D or noise != self._noise:
+        size = len(self._ids_of(release.m, release.position))
+        noise = (release.C, release.sigma_dp, release.per_record)
+        if not least <= size == release.B <= plan.D or noise != self._noise:
             raise PrivacyRefused(
                 f"expected a batch of {size} (at least {least}) with clip {plan.clip:g} and "
-                f"sigma_dp={plan.sigma_dp:g} as planned, got B={event.B}, clip {event.C:g}, "
-                f"sigma_dp={event.sigma_dp:g}; release what was planned."
+                f"sigma_dp={plan.sigma_dp:g} as planned, got B={release.B}, clip {release.C:g}, "
+                f"sigma_dp={release.sigma_dp:g}; release what was planned."
             )
-        self._counters.charge_of(event)
-        self._admitted = event
+        self._counters.charge_of(release)
+        self._admitted = release
 
-    def submit(self, event: ReleaseEvent, Delta: NDArray[np.float64], frame_xxh3: bytes) -> None:
-        """Charge the records of a release and queue its row; the value may be sent when `wait(event.t)` returns."""
+    def submit(self, release: PlannedRelease, Delta: NDArray[np.float64], frame_xxh3: bytes) -> None:
+        """Charge the records of a release and queue its row; the value may be sent when `wait(release.t)` returns."""
         with self._order:
-            if event is not self._admitted:
-                self.admit(event)
+            if release is not self._admitted:
+                self.admit(release)
             self._admitted = None  # an admission is good for one release
-            self._counters.add(self._ids_of(event.m, event.position), self._counters.charge_of(event))
+            self._counters.add(self._ids_of(release.m, release.position), self._counters.charge_of(release))
             numbers = Delta.astype("<f8").tobytes()
-            self._waiting[event.t] = event.t, event.m, event.position, event.B, event.sigma_dp, numbers, frame_xxh3
-            self.last_t, self.releases = event.t, self.releases + 1
+            t, batch = release.t, (release.m, release.position, release.B)
+            self._waiting[t] = t, *batch, release.sigma_dp, numbers, frame_xxh3
+            self.last_t, self.releases = t, self.releases + 1
 
-    def submit_all(self, like: ReleaseEvent, rounds: Sequence[tuple[int, int, int]]) -> None:
+    def submit_all(self, like: PlannedRelease, rounds: Sequence[tuple[int, int, int]]) -> None:
         """Do `submit` for all `rounds` (t, m, position) before they are computed; they are like `like` in all else.
 
         Their rows hold no values.

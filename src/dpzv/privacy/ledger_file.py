@@ -25,7 +25,6 @@ __all__ = [
     "NAMES",
     "NAMES_KEY",
     "OLD_COPY",
-    "SCHEMA",
     "Owned",
     "ReleaseRow",
     "create",

@@ -1,7 +1,7 @@
 """Earlier runs as parents of a new one: which there are, which records they share with it, and what they cost.
 
-The claim is about the worst record, so an earlier run that shares any record with the new one costs in full, and so
-does one of which that cannot be told. Only a run that is known to share none costs nothing.
+The claim is about the worst record. So an earlier run costs in full if it shares any record with the new one, or if
+nobody can tell whether it does. It costs nothing only if it is known to share none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from dpzv.privacy import ledger_file
 from dpzv.privacy.events import Event, Releases
 from dpzv.privacy.head_steps import HeadSteps
-from dpzv.privacy.marker import Marker
+from dpzv.privacy.ledger_checks import Marker
 from dpzv.privacy.plan import ParentRun, PrivacyPlan
 from dpzv.privacy.record_names import RecordNames
 from dpzv.privacy.statement import LedgerView, largest_sum, read_ledger, read_ledgers

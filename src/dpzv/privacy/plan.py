@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from dpzv.declarations import head_rule_facts, method_facts, refuse_directions, start_facts
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.privacy.accountant import Composition, compose, epsilon_of_parts, fold
-from dpzv.privacy.events import LATTICE_DISTANCE, Event, ReleaseEvent, Releases, Start, grid_scale
+from dpzv.privacy.events import LATTICE_DISTANCE, Event, PlannedRelease, Releases, Start, grid_scale
 from dpzv.privacy.gdp import epsilon_of
-from dpzv.privacy.label_counts import LabelCounts, sigma_of
+from dpzv.privacy.label_counts import LabelCounts
 from dpzv.sensitivity import clip_factor, euclidean_clip, histogram_factor, outer_product_factor
 from dpzv.terms import Accounting, HeadRuleName, MethodName, Neighbours, NoiseSourceName, Protects, StartName, Where
 from dpzv.validate import whole
@@ -40,6 +40,9 @@ __all__ = [
 SUM_SLACK = 1e-6
 """The noise of heads and starts is larger by this share. Their sums are rounded, so one record can move a sum by more
 than its clip, at worst by a share of 4e-7 whatever the size of the sum (docs/privacy.md, Proof 10)."""
+
+COUNT_SLACK = 1e-12
+"""The noise of counted labels is larger by this share, which is more than the rounding of a division and a root."""
 
 LEAST_LEFT = 0.01
 """The least share of the squared mu that earlier runs must leave: with it, noise is ten times that of a run alone.
@@ -267,10 +270,10 @@ class PrivacyPlan(PlanRequest, frozen=True, kw_only=True):
             return 0.0
         return math.inf if self.where == "uplink" and self.accounting == "exact" else self.epsilon
 
-    def event(self, *, t: int, m: int, position: int, B: int, sigma_dp: float | None = None) -> ReleaseEvent:
+    def release(self, *, t: int, m: int, position: int, B: int, sigma_dp: float | None = None) -> PlannedRelease:
         """A release under this plan, over a batch of `B` records, with the plan's noise unless told otherwise."""
         noise = self.sigma_dp if sigma_dp is None else sigma_dp
-        return ReleaseEvent(t=t, m=m, position=position, B=B, C=self.clip, sigma_dp=noise, per_record=self.per_record)
+        return PlannedRelease(t=t, m=m, position=position, B=B, C=self.clip, sigma_dp=noise, per_record=self.per_record)
 
     @property
     def claim(self) -> tuple[Event, ...]:
@@ -305,13 +308,13 @@ def count_events(plan: PrivacyPlan) -> tuple[LabelCounts, ...]:
     """The counting of labels with the noise that `mu_base` needs, if the plan has it."""
     if not plan.mu_base:
         return ()
-    return (LabelCounts(sigma=sigma_of(plan.mu_base, histogram_factor(plan.neighbours))),)
+    return (LabelCounts(sigma=histogram_factor(plan.neighbours) / plan.mu_base * (1 + COUNT_SLACK)),)
 
 
 def capped_releases(plan: PrivacyPlan) -> Releases:
     """All releases of the plan at their cap."""
     # the ledger admits no batch below min_batch, so no release has coarser noise than this
-    least = plan.event(t=0, m=0, position=0, B=min(plan.B, plan.min_batch))
+    least = plan.release(t=0, m=0, position=0, B=min(plan.B, plan.min_batch))
     scale = grid_scale(least) if math.isfinite(plan.cap) else math.inf
     numbers = method_facts(plan.method).numbers(plan.B, MOST_NUMBERS, MOST_NUMBERS, plan.directions, True)
     return Releases(cap=plan.cap, distance=plan.T * numbers * LATTICE_DISTANCE / scale**2)

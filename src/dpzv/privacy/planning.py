@@ -1,4 +1,4 @@
-"""Making a plan: from a budget and a training schedule to the noise and the caps that keep the budget.
+"""Makes a plan from a budget and a training schedule: the noise and the caps that keep the budget.
 
 A request that makes no sense, or whose claim would not be covered, is refused here.
 """

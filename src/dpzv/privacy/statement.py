@@ -24,17 +24,7 @@ from dpzv.privacy.plan import ParentRun, PrivacyPlan, epsilon_spent
 from dpzv.sensitivity import clip_factor
 from dpzv.terms import Accounting, Neighbours, NoiseSourceName, Protects
 
-__all__ = [
-    "LedgerView",
-    "PlanPart",
-    "RunSpent",
-    "largest_sum",
-    "parts_of",
-    "read_ledger",
-    "read_ledgers",
-    "spent",
-    "statement",
-]
+__all__ = ["LedgerView", "RunSpent", "largest_sum", "parts_of", "read_ledger", "read_ledgers", "spent", "statement"]
 
 _RATES = (0.01, 0.001)
 
@@ -183,7 +173,7 @@ def largest_sum(view: LedgerView) -> float:
     if not view.releases:
         return 0.0
     most = sum(-(-turns * plan.B // plan.D) for turns in view.turns.values())
-    return most * unit_mu(plan.event(t=0, m=0, position=0, B=plan.B)) ** 2 if view.even else math.inf
+    return most * unit_mu(plan.release(t=0, m=0, position=0, B=plan.B)) ** 2 if view.even else math.inf
 
 
 def _view(connection: sqlite3.Connection) -> LedgerView:

@@ -24,7 +24,6 @@ from dpzv.validate import positive, whole
 __all__ = [
     "Bound",
     "Constants",
-    "Corollary",
     "admissible_eta",
     "admissible_lam",
     "bound",

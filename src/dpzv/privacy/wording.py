@@ -1,4 +1,4 @@
-"""The privacy statement as words: what is claimed, against whom, what that does not cover, and what may leave."""
+"""The privacy statement in words: what is claimed, against whom, what is not covered, and what may leave."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def artefacts_of(plans: Sequence[PrivacyPlan], *, guarantee: bool) -> tuple[Arte
     if any(method_facts(plan.method).backpropagates and plan.spends for plan in plans):
         w_m = "backpropagation put its raw features into it"
     elif looked:
-        w_m = "its start saw features without noise that is accounted for (or was given)"
+        w_m = "its start read features without accounted noise, or its weights were supplied by somebody"
     if not all(head_rule_facts(plan.head_rule).covered for plan in plans):
         w_0 = "moves by un-noised labels"
     rows = (

@@ -36,7 +36,8 @@ class Device:
     def fill(self, first: int = 0) -> Iterator[Fill]:
         """The embeddings of all train records from `first` on under the present w_m, in chunks."""
         for start in range(first, len(self.x_train), CHUNK):
-            yield Fill(self.m, start, _values(self.method.fill(self.x_train[start : start + CHUNK], start)))
+            h = self.method.fill(self.x_train[start : start + CHUNK], start)
+            yield Fill(self.m, start, h.numpy(force=True))
 
     def evaluate(self, chunk: int = CHUNK) -> Iterator[Evaluation]:
         """The embeddings of all test records under the present w_m, in chunks."""
@@ -46,16 +47,18 @@ class Device:
         """The embeddings of records outside training under the present w_m, in chunks."""
         for start in range(0, len(x), chunk):
             h = self.method.evaluate(x[start : start + chunk].to(self.x_train.device))
-            yield Evaluation(self.m, start, _values(h))
+            yield Evaluation(self.m, start, h.numpy(force=True))
 
     def upload(self) -> Embeddings:
         """The embeddings of the next batch; the same ones again until its release is received."""
         x = self._ready.pop(self.position, None)
         if x is None:
             x = gather(self.x_train, self.schedule.ids(self.position))
-        h = self.method.embeddings(x, self.position)
+        h = list[NDArray[np.float32]]()
+        for one in self.method.embeddings(x, self.position):
+            h.append(one.numpy(force=True))
         self.waiting = True
-        return Embeddings(self.m, self.position, tuple(map(_values, h)))
+        return Embeddings(self.m, self.position, tuple(h))
 
     def prepare(self) -> None:
         """Gather the features of the batch after this one, while the server is still at work on this one."""
@@ -77,8 +80,3 @@ class Device:
         self.method.update(release.Delta, position=release.position, t=release.t)
         self.position += 1
         self.waiting = False
-
-
-def _values(h: torch.Tensor) -> NDArray[np.float32]:
-    """The numbers of `h` in main memory."""
-    return h.numpy(force=True)

@@ -70,7 +70,7 @@ class Row(msgspec.Struct, frozen=True):
     guarantee: bool
     guarantee_why: str
     compute: float  # a device's work for a batch, in units of DPZV's two forwards
-    trials: int  # that chose its settings on held-out training records; 0: nobody tuned them
+    trials: int  # number of trials that chose the settings, judged on held-out training records; 0 if not tuned
 
     @property
     def name(self) -> str:

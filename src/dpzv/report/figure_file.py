@@ -15,22 +15,39 @@ from dpzv.durable import replacing
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLOURS", "STYLES", "axes_of", "legend", "over_runs", "plain_ticks", "save", "subplots"]
+__all__ = [
+    "BLUE",
+    "COLOURS",
+    "GREEN",
+    "GREY",
+    "ORANGE",
+    "PINK",
+    "STYLES",
+    "axes_of",
+    "legend",
+    "over_runs",
+    "plain_ticks",
+    "save",
+    "subplots",
+]
+
+BLUE, GREEN, ORANGE, PINK, GREY = "#0072b2", "#009e73", "#d55e00", "#cc79a7", "#777777"
+"""Okabe and Ito's palette, which colour-blind readers can tell apart too."""
 
 COLOURS = {
-    "dpzv": "#0072b2",
+    "dpzv": BLUE,
     "dpzv-zo": "#56b4e9",
-    "vafl": "#d55e00",
-    "vfl-czofo": "#009e73",
-    "zoo-vfl": "#cc79a7",
-    "frozen": "#777777",
+    "vafl": ORANGE,
+    "vfl-czofo": GREEN,
+    "zoo-vfl": PINK,
+    "frozen": GREY,
     "frozen-zo": "#b0b0b0",
     "untrained": "#222222",
     "backpropagation": "#222222",
     "public": "#e69f00",
     "plain": "#222222",
 }
-"""Okabe and Ito's palette, which colour-blind readers can tell apart too."""
+"""The same colour for the same method in all figures."""
 
 STYLES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 """Line styles, one for each epsilon."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from dpzv.errors import ConfigError, DataError
+from dpzv.durable import readable
+from dpzv.errors import ConfigError
 from dpzv.validate import toml_of
 
 __all__ = ["RunRecord", "folders_at", "read_outcome", "read_runs"]
@@ -76,11 +77,9 @@ def read_outcome(folder: Path) -> tuple[dict[str, Any] | None, list[dict[str, An
 
 
 def _read(folder: Path, name: str) -> RunRecord:
-    try:
+    with readable(folder, "the folder of a run that can be read", "leave it out"):
         settings = dict(_flat(toml_of((folder / "config.toml").read_bytes(), str(folder / "config.toml")), ""))
         summary, metrics = read_outcome(folder)
-    except (OSError, msgspec.DecodeError) as error:
-        raise DataError(f"the run in {folder} could not be read ({error}); leave it out.") from error
     return RunRecord(name, settings, metrics, summary)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dpzv.metrics import headline
-from dpzv.report.figure_file import STYLES, axes_of, plain_ticks
+from dpzv.report.figure_file import BLUE, GREEN, GREY, ORANGE, PINK, STYLES, axes_of, plain_ticks
 from dpzv.report.table_text import figure_text, metric_name
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "TRAINED",
     "UNTRAINED",
     "Measured",
-    "WidthRow",
     "cells",
     "draw",
     "header",
@@ -212,10 +211,6 @@ def _megabytes(sent: float) -> str:
 
 def _standard_error(values: list[float]) -> float | None:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-
-
-BLUE, GREEN, ORANGE, PINK, GREY = "#0072b2", "#009e73", "#d55e00", "#cc79a7", "#777777"
-"""Okabe and Ito's palette, which colour-blind readers can tell apart too."""
 
 
 def draw(table: Sequence[WidthRow], title: str, path: Path) -> None:

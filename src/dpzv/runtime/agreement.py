@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data.schedule import BatchSchedule
-from dpzv.privacy.binding import changes
+from dpzv.privacy.ledger_checks import changes
 
 __all__ = ["agreed", "bound", "changed"]
 

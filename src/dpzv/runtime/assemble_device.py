@@ -1,4 +1,4 @@
-"""What a device holds, from a configuration: its method with its network, its features and its batches."""
+"""Makes a device from a configuration: its method with its network, its features and its batches."""
 
 from __future__ import annotations
 

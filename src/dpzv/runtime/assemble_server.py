@@ -1,4 +1,4 @@
-"""What the server holds, from a configuration: its table, its head, how the head moves, and its method."""
+"""Makes the server from a configuration: its table, its head, how the head moves, and its method."""
 
 from __future__ import annotations
 

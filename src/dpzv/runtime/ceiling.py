@@ -1,6 +1,6 @@
 """Backpropagation end to end, without privacy: how much the same devices and the same head could learn.
 
-It is a figure to stand beside others, never a method or a recipe: one process sees all features, labels and gradients.
+It is only a figure to compare with. It is no method and no recipe, since one process sees all features and labels.
 
     python -m dpzv.runtime.ceiling CONFIG.toml FOLDER
 """

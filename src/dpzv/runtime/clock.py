@@ -1,9 +1,9 @@
 """A virtual clock: who is ready when, from each device's compute time, bandwidth and latency.
 
-Events run in time order, ties in the order of the devices, so staleness and the order of the rounds follow from the
-speeds alone. Equal fixed speeds are synchronous round-robin; exponential compute times are independent
-Poisson processes, the paper's Assumption 3 with q_m in proportion to the speeds, until a device has had its share of
-the rounds (`ServerRun.has_round`).
+Events run in the order of time, and at the same time in the order of the devices. So the order of the rounds and the
+delays follow from the speeds alone. With equal fixed speeds devices take turns. With exponential compute times they are
+independent Poisson processes, until a device has had its share of the rounds (`ServerRun.has_round`): the paper's
+Assumption 3 with q_m in proportion to the speeds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpzv.errors import ConfigError
 from dpzv.rng import numpy_generator
 from dpzv.validate import positive
 
-__all__ = ["Arrival", "Speed", "VirtualClock", "compute_of", "speeds_of"]
+__all__ = ["Speed", "VirtualClock", "compute_of", "speeds_of"]
 
 
 @dataclass(frozen=True, slots=True)

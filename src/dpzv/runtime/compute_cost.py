@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dpzv.data.dataset import Dataset
     from dpzv.protocol.device import Device
 
-__all__ = ["Compute", "Cost", "charge", "charged", "prepare", "prepare_alike", "work_of"]
+__all__ = ["Compute", "charge", "charged", "prepare", "prepare_alike", "work_of"]
 
 REPEATS = 50
 """The most batches of each device that are timed, after a first one that is not."""

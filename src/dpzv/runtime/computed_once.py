@@ -2,7 +2,7 @@
 
 They are kept in memory and, where the environment variable DPZV_FEATURES names a folder, in files there. `dpzv
 reproduce` names one for its own runs, since a hundred of them share their records; runs that go on side by side share
-the work. Nothing else leaves such files on a disk: they tell much of what the records say.
+the work. No other command leaves such files on a disk, since much about the records can be read off them.
 """
 
 from __future__ import annotations

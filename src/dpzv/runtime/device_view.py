@@ -25,15 +25,15 @@ from numpy.typing import NDArray
 
 from dpzv import config as configuration
 from dpzv.config import Config
-from dpzv.durable import disk_errors, make_folder, open_log, write_atomically, write_tensors
-from dpzv.errors import DataError, DpzvError, PrivacyRefused
+from dpzv.durable import disk_errors, make_folder, open_log, readable, write_atomically, write_tensors
+from dpzv.errors import DataError, PrivacyRefused
 from dpzv.methods.rules import ServerRule
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.protocol.device import Device
 from dpzv.protocol.messages import Embeddings, Release
 from dpzv.validate import toml_of
 
-__all__ = ["DeviceView", "Shape", "ViewLog", "ask_for_views", "read_views", "view_logs", "views_asked"]
+__all__ = ["DeviceView", "Shape", "ViewLog", "ask_for_views", "read_views", "view_logs"]
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -156,14 +156,12 @@ def _between_parties(run: Path) -> bool:
 
 
 def _read(path: Path) -> DeviceView:
-    try:
+    with readable(path, "a view of a device", "train with `--record-view` to keep one"):
         shape = msgspec.json.decode((path / "view.json").read_bytes(), type=Shape)
         config = configuration.parse(toml_of((path / "config.toml").read_bytes(), str(path)))
         # copied, since sums over rows that lie unaligned in a file differ from those of the run in the last bits
         held = {name: w.clone() for name, w in safetensors.torch.load_file(path / "held.safetensors").items()}
         raw = (path / "received.bin").read_bytes()
-    except (OSError, msgspec.DecodeError, safetensors.SafetensorError, DpzvError) as error:
-        raise DataError(f"{path} is no view of a device ({error}); train with `--record-view` to keep one.") from None
     whole = len(raw) - len(raw) % shape.entry.itemsize  # what a killed process has half written is left out
     entries = np.frombuffer(raw[:whole], shape.entry)
     # a round that is played again after a crash is noted twice, and must have been answered as before

@@ -1,6 +1,6 @@
 """Runs whose rounds are computed in blocks, on CUDA from graphs: thousands of rounds a second, with simulated noise.
 
-A block is planned and charged on the host, drawn, computed, and then written down. Several runs of a sweep (seeds,
+A block is planned, charged and drawn in main memory, computed, and then written down. Several runs of a sweep (seeds,
 budgets, steps, clips) may advance together, with one operation for all of them. A run writes what it would write
 without fusing: ledger, transcript, metrics, checkpoints and summary. Only hashes of frames are missing, since no frame
 is made.
@@ -26,7 +26,7 @@ from dpzv.runtime.fused_board import board_of, knobs_of
 from dpzv.runtime.fused_devices import Kin, architecture
 from dpzv.runtime.fused_graph import Replay
 from dpzv.runtime.fused_head import FusedHeadSteps, Heads
-from dpzv.runtime.fused_host import Book, Turns, Writer
+from dpzv.runtime.fused_host import FusedRun, Turns, Writer
 from dpzv.runtime.fused_kinds import refuse_kind
 from dpzv.runtime.fused_round import HEAD_MOVES, ROUNDS
 from dpzv.runtime.fused_tape import Tape, TapeShape
@@ -59,7 +59,9 @@ class _Family:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Queued:
-    """A block that is being computed: the runs' turns, each round's family and row, and what the families will find."""
+    """A block that is being computed: the runs' turns, each round's family and row, and the tensors that will hold
+    each family's results.
+    """
 
     turns: list[Turns]
     places: list[tuple[int, int]]
@@ -71,7 +73,7 @@ class Engine:
     """Simulations that are open, are alike (`fused_kinds.py`) and have made the same number of rounds."""
 
     def __init__(self, simulations: Sequence[Simulation]) -> None:
-        self._simulations, self._books = simulations, [Book(simulation) for simulation in simulations]
+        self._simulations, self._runs = simulations, [FusedRun(simulation) for simulation in simulations]
         servers = [simulation.server_run.server for simulation in simulations]
         if len({server.t for server in servers}) > 1:
             raise ConfigError("runs that advance together must have made the same number of rounds; run them apart.")
@@ -148,7 +150,7 @@ class Engine:
 
     def _queue(self, n: int) -> _Queued:
         """Plan and charge n rounds of every run, draw what they need, and start to compute them."""
-        turns = [book.plan(n) for book in self._books]
+        turns = [run.plan(n) for run in self._runs]
         families = [self._family_of[m - 1] for m in turns[0].m.tolist()]
         for other in turns[1:]:
             same = turns[0].head_steps == other.head_steps and turns[0].t[0] == other.t[0]
@@ -205,12 +207,12 @@ class Engine:
         if queued.done is not None:
             queued.done.synchronize()
         found = [{name: rows.numpy() for name, rows in one.items()} for one in queued.found]
-        for r, (book, turns) in enumerate(zip(self._books, queued.turns, strict=True)):
+        for r, (run, turns) in enumerate(zip(self._runs, queued.turns, strict=True)):
             if len(found) == 1:
                 Delta, clipped, zeroed = (list(found[0][name][: len(turns.t), r]) for name in FOUND)
             else:
                 Delta, clipped, zeroed = ([found[g][name][i, r] for g, i in queued.places] for name in FOUND)
-            book.settle(turns, Delta, np.array(clipped), np.array(zeroed))
+            run.settle(turns, Delta, np.array(clipped), np.array(zeroed))
 
 
 def _fetched(rows: Tensor) -> Tensor:
@@ -234,21 +236,20 @@ def run_fused(
         if simulation.views:
             raise ConfigError('fused rounds keep no views of devices; set runtime.kind = "simulate" to keep them.')
         simulation.begin(observe)
-    engine, every, saved, chunk = Engine(simulations), first.config.train.eval_every, time.monotonic(), 16
+    engine, every, chunk = Engine(simulations), first.config.train.eval_every, 16
     while not first.done and first.journal.seconds < max_seconds:
         began, due = time.monotonic(), min(every - first.server.t % every, first.plan.T - first.server.t)
         engine.advance(min(due, chunk))
         chunk = max(16, int(min(due, chunk) * LOOK / (time.monotonic() - began)))
-        if first.server.t % every == 0 or first.done:
+        if first.evaluation_due:
             engine.restore()
             for simulation in simulations:
                 simulation.evaluate()
         stopped = not observe(first.journal.snapshot("rounds"))
-        if stopped or time.monotonic() - saved > first.config.runtime.checkpoint_seconds:
+        if stopped or first.checkpoint_due:
             engine.restore()
             for simulation in simulations:
                 simulation.save()
-            saved = time.monotonic()
         if stopped:
             return None
     engine.restore()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,13 +13,13 @@ from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.fused_engine import run_fused
-from dpzv.runtime.journal import Snapshot
 from dpzv.runtime.programs import config_in, run_program
+from dpzv.runtime.progress import stop_asked
 from dpzv.runtime.run import load_data
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.runtime.simulate import Simulation
 
-__all__ = ["main", "run_together"]
+__all__ = ["main"]
 
 
 def run_together(runs: list[tuple[Config, Path]]) -> bool:
@@ -28,14 +27,8 @@ def run_together(runs: list[tuple[Config, Path]]) -> bool:
 
     Runs that were interrupted after different numbers of rounds go on one group after the other.
     """
-    stopped: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: stopped.append(number))
-
-    def observe(snapshot: Snapshot) -> bool:
-        return not stopped
-
     with ExitStack() as stack:
+        stopped = stack.enter_context(stop_asked())
         groups: dict[int, list[Simulation]] = defaultdict(list)
         accelerator_of(runs[0][0])
         data = load_data(runs[0][0])
@@ -48,7 +41,7 @@ def run_together(runs: list[tuple[Config, Path]]) -> bool:
             folder = folder or RunFolder.create(place, configuration.render(config))
             stack.enter_context(simulation.opened(folder))
             groups[simulation.server_run.server.t].append(simulation)
-        return all(run_fused(group, observe) is not None for group in groups.values())
+        return all(run_fused(group, lambda snapshot: not stopped()) is not None for group in groups.values())
 
 
 def main(*paths: Path) -> int:

@@ -1,8 +1,8 @@
 """The server's model w_0 of several runs at once: its outputs for whole batches, and its private steps.
 
-A Poisson sample has a random size and a graph has not, so the ids of a step stand in a buffer that a sample exceeds
-with a probability below 1e-12 over the run. Such a sample is not cut: its step is computed by itself, with a longer
-buffer. So every step is that of the account, and nothing has to be added to `delta_dp`.
+A Poisson sample has a random size, but a graph needs a fixed one. So the ids of a step stand in a buffer that is too
+short with a probability below 1e-12 over the run. A longer sample is not cut: its step is computed by itself, with a
+longer buffer. So every step is that of the account, and nothing has to be added to `delta_dp`.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ class FusedHeadSteps:
         eta = [[rule.steps.at(t) for rule in self._rules] for t, _ in rounds]
         pairs = (self._ids, ids), (self._counts, counts), (self._noise, noise.numpy()), (self._eta, np.array(eta))
         for place, values in pairs:
-            host = torch.from_numpy(values)
-            place[:count].copy_(host.pin_memory() if place.is_cuda else host, non_blocking=True)
+            rows = torch.from_numpy(values)
+            place[:count].copy_(rows.pin_memory() if place.is_cuda else rows, non_blocking=True)
 
     def alone(self, i: int) -> bool:
         """Whether step i of those drawn does not fit the buffer, and must be taken by `longer`."""

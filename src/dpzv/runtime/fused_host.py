@@ -1,7 +1,7 @@
-"""What the host does for the rounds of a fused run: whose turn it is, its cost, what is drawn, and what is kept.
+"""The rounds of a fused run before and after they are computed in blocks.
 
-All but the last follows from public numbers and from named streams, so it is done for a whole block before the block is
-computed.
+Turns, costs and random draws follow from public numbers and named streams, so they are prepared for a whole block.
+Results are written down afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dpzv.runtime.fused_tape import Tape, normalise
 from dpzv.runtime.run_plan import noise_of
 from dpzv.runtime.simulate import Simulation
 
-__all__ = ["Book", "Turns", "Writer"]
+__all__ = ["FusedRun", "Turns", "Writer"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class Turns:
         return Turns(self.t[rows], self.m[rows], self.position[rows], self.noise[rows], ())
 
 
-class Book:
+class FusedRun:
     """One run of several that advance together."""
 
     def __init__(self, simulation: Simulation) -> None:
@@ -58,7 +58,7 @@ class Book:
     def plan(self, n: int) -> Turns:
         """The next n rounds, which are charged and counted now."""
         simulation, run, rounds = self._simulation, self._run, []
-        server, schedules, devices, meter = run.server, run.schedules, simulation.devices, run.journal.meter
+        server, schedules, devices = run.server, run.schedules, simulation.devices
         for _ in range(n):
             m = simulation.next_device()
             t, position = server.t + 1, server.positions[m - 1]
@@ -66,10 +66,7 @@ class Book:
             devices[m - 1].position = position + 1
             simulation.clock.answered(m, position + 1)
             rounds.append((t, m, position))
-            up, down, payload = self._sizes(m, _width(t), _width(position))
-            meter.bytes_up += up
-            meter.bytes_down += down
-            meter.payload_bytes += payload
+            run.round_ends(*self._sizes(m, _width(t), _width(position)))
         noise = run.gate.reserve(rounds, self._numbers)
         run.ledger.flush()  # a block is in the ledger before it is computed
         steps = [run.gate.head_steps(t) for t, *_ in rounds] if run.plan.head_steps else [0] * n

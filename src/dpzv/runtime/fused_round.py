@@ -1,7 +1,7 @@
 """One round of several runs as operations on tensors of fixed shapes, for every method: what a CUDA graph can replay.
 
 `methods/` is the reference, and tests compare the two. Nothing here looks at a number from Python: the device of a
-round, its batch, directions, noise and steps come from a row of a tape (`fused_tape.py`) that the host wrote before.
+round, its batch, directions, noise and steps come from a row of a tape (`fused_tape.py`) that was written before.
 Sums are plain float64, not integers on a grid: the noise is simulated, so that nothing is released from here.
 """
 

@@ -1,6 +1,6 @@
 """What the rounds of a block need and find: tensors with a row for each round, which a graph reads by its row.
 
-The host writes a block's rows before it is replayed. Everything random is drawn from the streams of the reference loop,
+A block's rows are written before it is replayed. Everything random is drawn from the streams of the reference loop,
 so a fused run has the directions and the noise of the same run without fusing. What does not depend on earlier rounds,
 such as the places of a batch in tables, is computed for the whole block at once.
 """
@@ -53,7 +53,7 @@ class TapeShape:
 
 
 class Tape:
-    """Rows that rounds read (`given` by the host, `made` from it for a whole block) and write (`out`)."""
+    """Rows that rounds read (`given` by `fused_host.py`, `made` from that for a whole block) and write (`out`)."""
 
     def __init__(self, shape: TapeShape, board: Board, dtype: torch.dtype) -> None:
         n, R, B, k = shape.n, shape.R, shape.B, shape.width
@@ -85,7 +85,7 @@ class Tape:
         return {name: rows[i] for name, rows in (*self.given.items(), *self.made.items())}
 
     def prepare(self) -> None:
-        """Compute what the rounds of the block read, from what the host has written."""
+        """Compute what the rounds of the block read, from what was written into it."""
         for name, rows in self._make().items():
             self.made[name].copy_(rows)
 

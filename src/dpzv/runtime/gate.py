@@ -31,7 +31,7 @@ class Gate:
     def __init__(self, ledger: Ledger, noise: NoiseSource) -> None:
         self.plan: PrivacyPlan = ledger.plan
         self.ledger, self._noise = ledger, noise
-        self._planned = self.plan.event(t=0, m=0, position=0, B=self.plan.B)  # each round replaces these numbers
+        self._planned = self.plan.release(t=0, m=0, position=0, B=self.plan.B)  # each round replaces these numbers
         self._directions = method_facts(self.plan.method).directions  # whether an answer has K numbers
         self._steps = [event for event in self.plan.events if isinstance(event, HeadSteps)]  # all planned, in one event
         # head steps paid for: so far, and when the head was last in a checkpoint
@@ -40,8 +40,8 @@ class Gate:
 
     def contributes(self, t: int, message: Embeddings) -> NDArray[np.bool_] | None:
         """Which records [B] of the batch may still contribute to round `t`; `None` if all of them may."""
-        event = replace(self._planned, t=t, m=message.m, position=message.position, B=len(message.h[0]))
-        return self.ledger.contributes(event)
+        planned = replace(self._planned, t=t, m=message.m, position=message.position, B=len(message.h[0]))
+        return self.ledger.contributes(planned)
 
     def release(self, pending: Pending, frame_xxh3: bytes) -> Release:
         """Admit, noise and store round `t`; what was stored before a crash is returned as it was."""
@@ -70,12 +70,12 @@ class Gate:
             )
         Delta = ledger.stored(t, frame_xxh3) if t <= ledger.last_t else None
         if Delta is None:
-            event = replace(self._planned, t=t, m=m, position=position, B=B)
-            ledger.admit(event)
+            planned = replace(self._planned, t=t, m=m, position=position, B=B)
+            ledger.admit(planned)
             Delta = self._noise.release(
                 pending.totals, grid=pending.grid, divisor=pending.divisor, sigma_dp=plan.sigma_dp, t=t, m=m
             )
-            ledger.submit(event, Delta, frame_xxh3)
+            ledger.submit(planned, Delta, frame_xxh3)
         return Release(t, m, position, Delta)
 
     def reserve(self, rounds: Sequence[tuple[int, int, int]], numbers: Sequence[int]) -> NDArray[np.float64]:

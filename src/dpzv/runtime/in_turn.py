@@ -1,4 +1,4 @@
-"""Runs one after the other in this process, in the folders that `grid` would use: short runs need no own process."""
+"""Runs that are too short for a process each: one after the other in this one, in the folders that `grid` would use."""
 
 from __future__ import annotations
 

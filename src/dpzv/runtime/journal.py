@@ -1,7 +1,7 @@
 """What a run writes down at the server: metrics as it goes, and at its end the final head and the summary.
 
-It is the same whether the devices are objects in this process or belong to other organisations, since it needs only
-their test embeddings. Test metrics stay with the server: nothing here is sent to a device.
+It needs only the devices' test embeddings, so it does not matter whether they are objects in this process or belong to
+other organisations. Test metrics stay with the server: nothing here is sent to a device.
 """
 
 from __future__ import annotations
@@ -190,7 +190,10 @@ class Journal:
         return measured(self._records, head(rows), self._y_test)
 
     def _head_trained(self) -> bool:
-        """Whether the head in the loop is more than a random start; one that only adds is, once its devices moved."""
+        """Whether the head in the loop was trained.
+
+        A head that only adds counts as trained once its devices have moved.
+        """
         head, rounds = self._config.head, self._server.t > 0
         if head.model == "sum":
             return rounds

@@ -1,4 +1,4 @@
-"""Opens a run: with a new ledger if nothing of it was ever released, else with its own; without that it is refused."""
+"""Opens a run. A new run gets a new ledger; one that has begun needs its own, and is refused without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs share that are no runs but leave a summary as runs do, so that a grid starts them like runs."""
+"""Shared by programs that train no run, but write a summary like one, so that a grid can start them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A bar on standard error that shows how far a run is."""
+"""What a user sees of runs at work, a bar on standard error, and how the user stops them."""
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ WINDOW = 20.0
 if TYPE_CHECKING:
     from dpzv.runtime.journal import Snapshot
 
-__all__ = ["Pace", "progress_bar", "showing", "shown_in"]
+__all__ = ["Pace", "progress_bar", "showing", "shown_in", "stop_asked"]
 
 
 class Pace:
@@ -38,6 +39,25 @@ class Pace:
         rate = (rounds - fewer) / (now - before)
         left = round((total - rounds) / rate)
         return f"{rate:,.0f} rounds/s, {left // 60}:{left % 60:02} left"
+
+
+@contextmanager
+def stop_asked() -> Iterator[Callable[[], bool]]:
+    """Tells whether Ctrl-C or SIGTERM came; a second signal ends the process without waiting for the work under way."""
+    stopped = False
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal stopped
+        if stopped:
+            raise KeyboardInterrupt
+        stopped = True
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def progress_bar(quiet: bool) -> Progress:

@@ -1,4 +1,4 @@
-"""What a run's settings and folder can be refused for before any other party has come; nothing is written."""
+"""Checks of a run's settings and folder that need no other party. They write nothing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from dpzv.config import Config
 from dpzv.data.schedule import holdout
 from dpzv.durable import refuse_unwritable
+from dpzv.privacy.ledger_checks import refuse_copy, refuse_stateless
 from dpzv.privacy.ledger_file import refuse_ended, refuse_lost, refuse_second_copy, snapshot
-from dpzv.privacy.marker import refuse_copy, refuse_stateless
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.privacy.statement import read_ledger
 from dpzv.runtime.accelerator import accelerator_of

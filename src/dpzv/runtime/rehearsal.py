@@ -1,8 +1,8 @@
-"""The parties' own files in one process, before anybody else is involved: what a run would be on their records.
+"""Reads the parties' own files in one process, to show what a run on their records would be.
 
 The files, encodings, checks and the search for shared records are those of a real run (`party_file`, `party_records`,
 `alignment`). Keys, addresses and folders of the parties are not touched. Ids are hashed under a key that is no secret,
-since the hashes stay in this process; the records that are tested on are therefore another share than in the real run.
+since the hashes stay in this process. So other records are held out for the test than in the real run.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def _go_on(config: Config, simulation: Simulation, observe: Observer, max_second
 
 
 def load_whole(config: Config) -> Dataset:
-    """The records that a configuration names, with the columns of all devices, whichever of them it names."""
+    """The configuration's data set with all devices, even if `data.devices` selects some."""
     return load_data(replace(config, data=replace(config.data, devices=())))
 
 

@@ -1,4 +1,4 @@
-"""The run folder: what a run leaves behind, written so that nothing unfinished passes for finished.
+"""The run folder: what a run leaves behind, written so that an unfinished run cannot be mistaken for a finished one.
 
     config.toml  metrics.jsonl  transcript.jsonl  ledger.sqlite  checkpoint/  weights/  summary.json  (view/)
 

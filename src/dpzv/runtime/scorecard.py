@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import safetensors
 from msgspec import Struct
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from dpzv.data.columns import Column, Part, parts
+from dpzv.durable import readable
 from dpzv.errors import ConfigError, DataError
 
-__all__ = ["ScoreLine", "Scorecard", "scorecard"]
+__all__ = ["Scorecard", "scorecard"]
 
 
 class ScoreLine(Struct, frozen=True):
@@ -62,10 +62,8 @@ def scorecard(weights: Path, m: int, columns: Sequence[Column]) -> Scorecard:
 
 def _effective(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The weight [k, d] and bias [k] of a linear device on its encoded columns, with a whitening undone."""
-    try:
+    with readable(path, "a file of weights", "put a copy of it back"):
         state = {name: tensor.astype(np.float64) for name, tensor in load_file(path).items()}
-    except (safetensors.SafetensorError, OSError) as error:
-        raise DataError(f"{path} cannot be read as weights ({error}); put a copy of it back.") from None
     if set(state) == {"weight", "bias"} and state["weight"].ndim == 2:
         return state["weight"], state["bias"]
     if set(state) == {"linear.weight", "linear.bias", "mean", "matrix"}:

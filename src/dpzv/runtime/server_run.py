@@ -1,8 +1,10 @@
 """The server's side of a run: state machine, ledger, gate, journal and folder, opened and closed in one place.
 
-It is driven by a virtual clock (`simulate.py`), by the arrivals of a network (`network/arrivals.py`), or by an audit
-(`attacks/target.py`). A driver calls `fill` and `fill_ends`, then for every round `begin`, `commit` and `close`;
-`evaluate` and `save` when they are due; and `finish`. Everything is built from the plan that the ledger holds.
+It is driven by a virtual clock (`simulate.py`), in blocks of rounds (`fused_engine.py`), by the arrivals of a network
+(`network/arrivals.py`), or by an audit (`attacks/target.py`). A driver calls `fill` and `fill_ends`, then for every
+round `begin`, `commit` and `close`; `evaluate` and `save` when they are due; and `finish`. Blocks of rounds are
+computed elsewhere, so their driver calls `round_ends` in place of these three. Everything is built from the plan that
+the ledger holds.
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ class Opened(Struct, frozen=True):
 class ServerRun:
     """One run at the server. Use it as a context manager, and call `restore` before anything else.
 
-    `begun` says whether rounds may be answered: the table is filled, and a first checkpoint is written. `close` says
-    with `evaluation_due` and `checkpoint_due` what its driver has to do before the next round.
+    `begun` says whether rounds may be answered: the table is filled, and a first checkpoint is written. The end of a
+    round sets `evaluation_due` and `checkpoint_due`, which say what its driver has to do before the next one.
     """
 
     def __init__(
@@ -181,14 +183,22 @@ class ServerRun:
 
     def close(self, opened: Opened) -> None:
         """End a round: the table and w_0 move on, and what happened is written down."""
-        message, release, meter = opened.message, opened.release, self.journal.meter
+        release, codec = opened.release, self.codecs[opened.release.m - 1]
         self.server.accept(release, self.gate.head_steps(release.t))
         self.folder.transcript(release.t, release.m, release.Delta, opened.digest)
-        codec = self.codecs[release.m - 1]
-        meter.bytes_up += opened.size
-        meter.bytes_down += len(opened.answer)
-        meter.payload_bytes += codec.payload_bytes(message) + codec.payload_bytes(release)
-        self.evaluation_due = release.t % self.config.train.eval_every == 0 or release.t == self.plan.T
+        payload = codec.payload_bytes(opened.message) + codec.payload_bytes(release)
+        self.round_ends(opened.size, len(opened.answer), payload)
+
+    def round_ends(self, up: int, down: int, payload: int) -> None:
+        """Count the bytes of the round that the server has just ended, and find out what is due before the next one.
+
+        `up` and `down` are the lengths of its two frames, and `payload` are the bytes of the numbers in both.
+        """
+        meter, t = self.journal.meter, self.server.t
+        meter.bytes_up += up
+        meter.bytes_down += down
+        meter.payload_bytes += payload
+        self.evaluation_due = t % self.config.train.eval_every == 0 or t == self.plan.T
         late = time.monotonic() - self._saved > self.config.runtime.checkpoint_seconds
         self.checkpoint_due = late or self.gate.at_stake >= AT_STAKE
 
@@ -201,6 +211,10 @@ class ServerRun:
         (each, more), rounds = divmod(self.plan.T, self.plan.M), self.server.positions
         own = rounds[m - 1]
         return own < each or (own == each and sum(n > each for n in rounds) < more)
+
+    def expect(self, m: int, position: int) -> None:
+        """Let the next batch of device m be the one at `position` of its schedule, as if those before it were over."""
+        self.server.positions[m - 1] = position
 
     @property
     def done(self) -> bool:

@@ -13,15 +13,14 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-import safetensors
 import torch
 from numpy.typing import ArrayLike, NDArray
 
 from dpzv import config as configuration
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset
-from dpzv.durable import write_atomically, write_tensors
-from dpzv.errors import ConfigError, DataError
+from dpzv.durable import readable, write_atomically, write_tensors
+from dpzv.errors import ConfigError
 from dpzv.models.final_head import load_head
 from dpzv.models.losses import predictions, probabilities
 from dpzv.runtime.device_networks import Networks, load_weights
@@ -29,7 +28,7 @@ from dpzv.runtime.journal import Observer
 from dpzv.runtime.run import run
 from dpzv.terms import Task
 
-__all__ = ["Form", "TrainedModel", "merged", "refuse_disorder", "train"]
+__all__ = ["TrainedModel", "merged", "refuse_disorder", "train"]
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -100,15 +99,10 @@ class TrainedModel:
     @classmethod
     def load(cls, folder: Path, networks: Sequence[torch.nn.Module]) -> tuple[TrainedModel, dict[str, Any]]:
         """The model in the folder and its summary; the weights of `networks` are replaced by the saved ones."""
-        try:
+        with readable(folder, "a saved model", "name a folder that `save`, or `fit` as its `out`, has written"):
             form = msgspec.json.decode((folder / "model.json").read_bytes(), type=Form)
             summary: dict[str, Any] = msgspec.json.decode((folder / "summary.json").read_bytes(), type=dict)
             heads, head = _head_files(folder), load_head(folder / "weights")
-        except (OSError, KeyError, msgspec.DecodeError, safetensors.SafetensorError) as error:
-            raise DataError(
-                f"{folder} is no saved model, since a file of it cannot be read ({error}); name a folder that `save`, "
-                "or `fit` as its `out`, has written."
-            ) from error
         if len(networks) != len(form.widths):
             raise ConfigError(
                 f"the saved model has {len(form.widths)} devices, got {len(networks)} networks; give one for each."

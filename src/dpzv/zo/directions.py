@@ -24,7 +24,7 @@ from torch._C._nn import unflatten_dense_tensors
 from dpzv.errors import ConfigError
 from dpzv.rng import seed_of
 
-__all__ = ["ACCELERATOR_BLOCK", "BLOCK", "SHARED", "Block", "Direction", "Layout", "Piece", "layout"]
+__all__ = ["BLOCK", "SHARED", "Block", "Direction", "Layout", "Piece", "layout"]
 
 BLOCK = 1 << 18
 """The most numbers drawn at once on a CPU: 1 MiB, which stays in its cache."""

@@ -13,7 +13,7 @@ from tests.plans import asked
 
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.caps import CapCounters
-from dpzv.privacy.events import ReleaseEvent
+from dpzv.privacy.events import PlannedRelease
 from dpzv.privacy.planning import make_plan
 from dpzv.rng import numpy_generator
 
@@ -32,7 +32,7 @@ def test_no_record_ever_passes_its_cap(cap: float, costs: list[float], seed: int
     truth = [Fraction(0)] * D
     draw = numpy_generator("batches", seed)
     for cost in costs:
-        event = ReleaseEvent(t=0, m=0, position=0, B=B, C=1.0, sigma_dp=1 / (B * math.sqrt(cost * cap)))
+        event = PlannedRelease(t=0, m=0, position=0, B=B, C=1.0, sigma_dp=1 / (B * math.sqrt(cost * cap)))
         ids = draw.permutation(D)[:B]
         able = counters.can_pay(ids, counters.charge_of(event))
         counters.add(ids, counters.charge_of(event))
@@ -60,21 +60,21 @@ def test_exactly_the_planned_participations_fit(P: int, epsilon: float) -> None:
         start_share=0.2,
     )
     plan = make_plan(request)
-    event = ReleaseEvent(t=0, m=0, position=0, B=B, C=plan.C, sigma_dp=plan.sigma_dp)
+    event = PlannedRelease(t=0, m=0, position=0, B=B, C=plan.C, sigma_dp=plan.sigma_dp)
     charge = CapCounters(D=D, cap=plan.cap).charge_of(event)
     assert P * charge <= 1 << 62 < (P + 1) * charge
 
 
 @pytest.mark.parametrize(("cap", "sigma_dp"), [(1.0, 0.0), (1.0, 0.1999), (0.0, 1.0)])
 def test_a_release_dearer_than_the_cap_is_refused(cap: float, sigma_dp: float) -> None:
-    event = ReleaseEvent(t=0, m=0, position=0, B=B, C=1.0, sigma_dp=sigma_dp)
+    event = PlannedRelease(t=0, m=0, position=0, B=B, C=1.0, sigma_dp=sigma_dp)
     with pytest.raises(PrivacyRefused, match="alone pass the cap"):
         CapCounters(D=D, cap=cap).charge_of(event)
 
 
 def test_no_cap_keeps_nothing() -> None:
     counters = CapCounters(D=D, cap=math.inf)
-    charge = counters.charge_of(ReleaseEvent(t=0, m=0, position=0, B=B, C=1.0, sigma_dp=0.0))
+    charge = counters.charge_of(PlannedRelease(t=0, m=0, position=0, B=B, C=1.0, sigma_dp=0.0))
     for _ in range(3):
         counters.add(np.arange(B), charge)
     assert counters.can_pay(np.arange(B), charge).all()
