@@ -35,8 +35,8 @@ audits of parties that talk, gradients of final heads by hand, and what people l
 a run, draw a figure, score an attack and drive a block of rounds: 254 with 33,838. Mends of what users met came after,
 trials that choose how long a run is, and layers that never move and are computed once, for all runs of a reproduction.
 That was 254 with 34,180, of which 15 with 1,483 are no longer counted. Facts in place of names took 80 lines.
-Small files of `privacy/` that serve one purpose became one, and blocks of rounds left counting to the server's run. Pages
-of a reproduction's items, and what its rows say of frozen devices, took 200 lines and a module.
+Small files of `privacy/` that serve one purpose became one, and blocks of rounds left counting to the server's run.
+Pages of a reproduction's items, and what its rows say of frozen devices, took 200 lines and a module.
 """
 
 FILE_LINES, FUNCTION_LINES, ARGUMENTS, FAN_OUT = 350, 50, 7, 12
