@@ -54,7 +54,7 @@ def test_the_tight_case_at_epsilon_one_in_1e5_runs() -> None:
 @pytest.mark.parametrize(("codec", "rule"), [("int8", "frozen"), ("float16", "joint-zo")])
 def test_a_correct_build_stays_below_its_claim(codec: str, rule: str) -> None:
     outcome = audit(target(epsilon=10.0, K=K, codec=codec, rule=rule), 200, lambda finding: None)
-    assert [finding.strategy for finding in outcome.findings] == [s.name for s in strategies(K) if not s.head]
+    assert [finding.strategy for finding in outcome.findings] == [s.name for s in strategies(K) if not s.mechanism]
     assert not outcome.above
     shown = {finding.strategy: finding.noise_factor for finding in outcome.findings}
     assert min(shown["matched-filter"], shown["last-direction"]) > 0.2  # the canary is seen

@@ -163,7 +163,7 @@ def test_the_table_of_artefacts() -> None:
     assert [name for name, a in found.items() if a.may_leave] == ["Deltas", "w_m", "w_0"]
     features = {a.name: a for a in told("exact", protects="labels", starts=("pca", "pca")).artefacts}
     assert not features["w_m"].may_leave
-    assert "features without noise" in features["w_m"].why
+    assert "features without accounted noise" in features["w_m"].why
     published = told("exact", accounting="paper", head_rule="sgd", starts=("random", "random")).artefacts
     assert "un-noised labels" in {a.name: a for a in published}["w_0"].why
     for nothing in (told("seeded").artefacts, published):
