@@ -151,7 +151,7 @@ def attack(target: Target, strategy: Strategy, trials: int, share: int = 0) -> F
 
 
 def audit(target: Target, trials: int, observe: Callable[[Finding], None], whole: int = 0, networked: int = 0) -> Audit:
-    """Play every strategy that applies, and the two of whole runs with `whole` and `networked` runs per world.
+    """Play every strategy that applies; whole runs, simulated or networked, only where so many per world are asked for.
 
     `observe` is told each finding. Whole runs are made with any method whose answers are read (`readings.py`); all
     other strategies send pairs of embeddings, as dpzv does.

@@ -51,7 +51,7 @@ def made_up(target: Target, world: int) -> Dataset:
 
     The canary has the label of its world, the record after it the second label, all others the first.
     """
-    generator = numpy_generator("whole runs")
+    generator = numpy_generator("whole runs")  # a format, as the order of the draws: both fix the features
     x = [generator.random((BATCH * BATCHES, COLUMNS)) for _ in range(target.M)]
     for one in x:
         one[CANARY] = LARGE

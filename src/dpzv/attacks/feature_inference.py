@@ -91,7 +91,7 @@ def _varied(x: Rows) -> NDArray[np.int64]:
 
 
 def _auxiliary(n: int, number: int = 0) -> NDArray[np.int64]:
-    """Which of `n` records have known features."""
+    """Which of `n` records have known features; the stream's name is a format, which fixes them."""
     found: NDArray[np.int64] = numpy_generator("auxiliary features", number).permutation(n)[: min(AUXILIARY, n // 4)]
     return found
 

@@ -86,7 +86,7 @@ class AttackRow(msgspec.Struct, frozen=True, kw_only=True):
 def rows_of(
     found: Sequence[tuple[str, str, Sequence[Tried]]], run: RunFacts, mu: Sequence[float | None]
 ) -> list[AttackRow]:
-    """The rows of attacks, each with its name, target and tries; `mu` has what bounds each, `None`: no claim does."""
+    """The rows of attacks, each with its name, target and tries; `mu` bounds each, or is `None` without a claim."""
     from scipy.special import ndtri
 
     width = -float(ndtri((1 - CONFIDENCE_OF_ROWS) / 2 / max(1, len(found))))

@@ -30,7 +30,7 @@ class Known:
 
 def draw(y: NDArray[np.int64], labels: int, each: int, number: int) -> Known:
     """Choose `each` known records of each label (at most half of them); every `number` gives another choice."""
-    generator = numpy_generator("auxiliary records", each, number)
+    generator = numpy_generator("auxiliary records", each, number)  # a format: it fixes which records are known
     found = []
     for label in range(labels):
         ids = np.flatnonzero(y == label)
@@ -63,7 +63,7 @@ def classify(
 
 
 def halves(n: int) -> NDArray[np.bool_]:
-    """Which of `n` records are in the first half."""
+    """Which of `n` records are in the first half; the stream's name is a format, which fixes them."""
     return numpy_generator("halves").random(n) < 0.5
 
 

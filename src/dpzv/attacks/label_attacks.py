@@ -74,7 +74,7 @@ def label_attacks(coalition: Coalition, truth: Truth, sigma_dp: float) -> tuple[
 def _from_gradients(coalition: Coalition, truth: Truth, known: Known) -> tuple[list[tuple[str, list[Tried]]], Insight]:
     """Attacks on gradients of single records.
 
-    There are none, only the insight, of a regression whose method returns means, and of a method that is not read.
+    A regression whose method returns means, and a method whose answers are not read, have the insight and no attack.
     """
     sample = sampled(np.setdiff1d(coalition.took, known.ids), np.arange(len(truth.test)))
     own, start = _tables(coalition.own, sample), _tables(coalition.rows, sample)

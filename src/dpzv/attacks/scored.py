@@ -56,6 +56,7 @@ def sampled(took: NDArray[np.int64], tests: NDArray[np.int64]) -> Scored:
     def some(ids: NDArray[np.int64], most: int) -> NDArray[np.int64]:
         if len(ids) <= most:
             return ids
-        return np.sort(numpy_generator("scored records").choice(ids, most, replace=False))
+        generator = numpy_generator("scored records")  # a format: it fixes which records are scored
+        return np.sort(generator.choice(ids, most, replace=False))
 
     return Scored(some(took, MOST_SCORED), some(tests, MOST_OTHERS))

@@ -52,7 +52,7 @@ def whole_runs(target: Target, n: int, run: Run = crashing_run) -> Evidence:
 
 
 def _noise(noise: NoiseSource, world: int, j: int) -> NoiseSource:
-    """Noise of its own for each run: secret noise is; seeded noise gets another seed."""
+    """Noise of its own for each run: secret noise is; seeded noise gets another seed, whose name is a format."""
     return SeededNoise(seed_of("whole runs", world, j)) if isinstance(noise, SeededNoise) else noise
 
 

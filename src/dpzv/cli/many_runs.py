@@ -1,4 +1,4 @@
-"""Many runs under one progress bar, for the commands that compare and tune, and how their failures are told."""
+"""Many runs under one progress bar, for `compare`, `tune` and `reproduce`, and how their failures are told."""
 
 from __future__ import annotations
 

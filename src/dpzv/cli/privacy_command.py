@@ -126,7 +126,7 @@ def plan(asked: PlanOptions) -> None:
     if not asked.sweep:
         figures = _figures(asked.request(asked.batch, asked.passes, asked.head_share))
         if not asked.json and not figures["z"]:
-            del figures["z"]  # there is no head that moves; scripts have a zero
+            del figures["z"]  # people are not shown the noise of a head without private steps; scripts get a 0
         _print(figures, asked.json)
         return
     with_head = bool(HEAD_RULES[asked.head].mechanism)
@@ -222,7 +222,7 @@ def theory(asked: TheoryOptions) -> None:
     values["loss_bias"] = paper.loss_bias(constants.L, lam, d)
     values["smoothing_bias"] = paper.smoothing_bias(constants.L, lam, d)
     values["clip_bias"] = paper.clip_bias(constants, lam, clip, d)
-    # of an estimate for the largest party at a point where the gradient is 0: this moves its weights there
+    # for the largest party, at a point where the gradient is 0: there this alone still moves the weights
     values["second_moment"] = paper.second_moment(constants, 0.0, d=d, lam=lam, C=clip, sigma_dp=sigma_dp)
     found = paper.bound(constants, T=T, eta=eta, lam=lam, C=clip, sigma_dp=sigma_dp)
     values |= {**dataclasses.asdict(found), "bound": found.total}

@@ -56,7 +56,7 @@ class _Trial(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
     config_hash: str
     metric: str | None = None
-    score: float | None = None  # of the head in the loop on the validation records: what targets are measured on
+    score: float | None = None  # of the head in the loop, which targets are about, on validation records
     refitted: float | None = None
     bytes_to_target: float | None = None
     failure: str = ""

@@ -186,7 +186,7 @@ class Arrivals:
     def _commit(self, own: Peer | None = None) -> bytes:
         """Make all queued releases durable at once and send them; the one to `own` is returned instead.
 
-        It blocks for one write to the disk: nothing could be released meanwhile, and gRPC's threads go on receiving.
+        It blocks for one write to the disk: nothing could be released meanwhile, and the transport goes on receiving.
         """
         group, self._unsent, self._scheduled, answer = self._unsent, [], False, b""
         if not group:

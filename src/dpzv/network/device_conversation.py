@@ -79,7 +79,7 @@ class Conversation:
 
         Until the run has ended, refuse changed records as well.
         """
-        records = self._digests.records  # raises if ids are to be hidden, but what hides them is not installed
+        records = self._digests.records  # raises if ids are to be hidden and the package for that is missing
         if not self._folder.has_state:
             return
         state = self._folder.state()

@@ -62,9 +62,9 @@ class OwnIds:
     """
 
     def __init__(self, hashes: NDArray[np.uint8], key: bytes = b"") -> None:
-        """With a key, raises `ConfigError` if what computes points is not installed."""
+        """With a key, raises `ConfigError` if the package that computes points is not installed."""
         self.count, self.key, self._hashes = len(hashes), key, hashes
-        self._number = SecretNumber() if key else None  # of the exchange
+        self._number = SecretNumber() if key else None  # hides the ids; another one in every exchange
         self._asked = True  # whether the server has named its own ids since it was sent a list
 
     @cached_property

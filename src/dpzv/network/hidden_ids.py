@@ -38,7 +38,7 @@ class HiddenIds:
     """The server's ids, keyed hashes uint8 [n, 16], hidden once for all devices by a number that is never stored."""
 
     def __init__(self, hashes: NDArray[np.uint8]) -> None:
-        """Raises `ConfigError` if what computes points is not installed."""
+        """Raises `ConfigError` if the package that computes points is not installed."""
         self._hashes, self._number = hashes, SecretNumber()
         self._out = self._number.inverse()
         self._points: asyncio.Task[NDArray[np.uint8]] | None = None

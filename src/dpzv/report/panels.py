@@ -166,7 +166,7 @@ def _axes(axes: Any, panel: Panel) -> None:
 
 
 def window(curves: Sequence[Curve]) -> tuple[float, float]:
-    """The part of the y axis that is worth showing: of long curves the first tenth, a steep start, may leave it."""
+    """The part of the y axis that is worth showing; the first tenth of a long curve, a steep start, may lie outside."""
     values = [y for curve in curves for y in (curve.y if len(curve.y) < LONG else curve.y[len(curve.y) // 10 + 1 :])]
     low, high = min(values), max(values)
     room = 0.05 * (high - low) or 0.5

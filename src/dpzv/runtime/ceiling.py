@@ -55,7 +55,7 @@ def ceiling(config: Config, data: Dataset) -> dict[str, Any]:
     weights = [w for part in (head, *networks) for w in part.parameters() if w.requires_grad]
     adam, loss, steps = torch.optim.Adam(weights, lr=ETA), per_record_loss(data.task), STEPS * config.head.refit_steps
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
-    for t in range(steps):
+    for t in range(steps):  # the name of the stream, which draws the batches, is a format of seeded figures
         ids = torch.randint(D, (min(D, BATCH),), generator=torch_generator(config.train.seed, "ceiling", t)).to(place)
         adam.zero_grad()
         loss(predicted(x_train, ids), y_train[ids]).mean().backward()  # type: ignore[no-untyped-call]

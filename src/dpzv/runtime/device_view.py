@@ -120,7 +120,7 @@ class ViewLog:
 def view_logs(
     run: Path, devices: Sequence[Device], widths: Sequence[int], plan: PrivacyPlan, method: ServerRule, *, begun: bool
 ) -> list[ViewLog]:
-    """Where what each device sees is kept; none if nobody has asked for the views of this run."""
+    """The logs that keep what each device sees; none if nobody has asked for the views of this run."""
     if not views_asked(run):
         return []
     made = []

@@ -90,7 +90,7 @@ class Journal:
 
     @property
     def seconds(self) -> float:
-        """Wall-clock seconds of this run, over all its sittings."""
+        """Wall-clock seconds of this run, without the time between an interruption and its resume."""
         return self.seconds_before + time.monotonic() - self._began
 
     def account(self) -> None:

@@ -31,7 +31,7 @@ def table_of(config: Config, widths: tuple[int, ...], schedules: Schedules) -> T
 
 
 def whole(table: Table, path: str) -> torch.Tensor:
-    """All rows of a table, in the order of the records; for one in the file `path` a copy in a file without a name."""
+    """All rows of a table, in the order of the records; of one in the file `path`, a copy in a file without a name."""
     if isinstance(table.h, torch.Tensor):
         return table.h
     copy = Path(f"{path}.rows")

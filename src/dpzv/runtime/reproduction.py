@@ -106,7 +106,7 @@ def cells_of(item: Item, asked: Asked) -> list[Cell]:
                 else:
                     found.append(_cell(made, asked))
     places: dict[tuple[Any, ...], Cell] = {}
-    for cell in found:  # in a smoke test several workloads are one, and have a place once
+    for cell in found:  # in a smoke test the cells of several workloads are the same ones
         place = (cell.workload, cell.row, cell.accounting, cell.epsilon, cell.case.name, cell.seed)
         places.setdefault(place, cell)
     return list(places.values())

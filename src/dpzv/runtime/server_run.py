@@ -3,8 +3,9 @@
 It is driven by a virtual clock (`simulate.py`), in blocks of rounds (`fused_engine.py`), by the arrivals of a network
 (`network/arrivals.py`), or by an audit (`attacks/target.py`). A driver calls `fill` and `fill_ends`, then for every
 round `begin`, `commit` and `close`; `evaluate` and `save` when they are due; and `finish`. Blocks of rounds are
-computed elsewhere, so their driver calls `round_ends` in place of these three. Everything is built from the plan that
-the ledger holds.
+computed elsewhere, so their driver calls `round_ends` in place of these three. An audit ends its rounds by
+`server.accept` alone: it takes no step of the head after them, and writes no transcript. Everything is built from the
+plan that the ledger holds.
 """
 
 from __future__ import annotations
