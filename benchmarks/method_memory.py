@@ -2,6 +2,7 @@
 
 python -m benchmarks.method_memory            the table for a CPU
 python -m benchmarks.method_memory cuda       the table for an accelerator
+python -m benchmarks.method_memory MODEL METHOD MACHINE     one peak in MiB: mpnet dpzv cpu, mpnet inference cpu
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from benchmarks.bar import Row, table
 from dpzv.declarations import METHODS
 from dpzv.runtime.memory_peak import TITLES, measured
 
-__all__ = ["BAR", "rows"]
+__all__ = ["BAR", "main", "rows"]
 
 BAR = 1.1  # for dpzv; the ratios of the other methods are only reported
 
@@ -32,5 +33,13 @@ def rows(accelerator: str = "cpu") -> list[Row]:
     return found
 
 
+def main(arguments: list[str]) -> str:
+    """What the command line asks for: a table, or the peak of one method on one network."""
+    if len(arguments) == 3:
+        model, action, machine = arguments
+        return f"{measured(model, action, machine) / 2**20:.1f} MiB"
+    return table(rows(*arguments))
+
+
 if __name__ == "__main__":
-    print(table(rows(*sys.argv[1:])))
+    print(main(sys.argv[1:]))

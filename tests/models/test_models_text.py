@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks import method_memory
 from benchmarks.method_memory import BAR
 from small_encoders import HIDDEN, TOKENS, WORDS, generator, small_encoder
 from tests.oracles import direction, whole
@@ -182,3 +183,9 @@ def test_a_zeroth_order_round_of_a_bert_takes_inference_memory() -> None:
     assert weights < inference < 1.5 * weights  # the measure sees the model
     assert measured("small-bert", "dpzv", "cpu") <= BAR * inference
     assert measured("small-bert", "vafl", "cpu") > 1.5 * inference  # and would see a gradient
+
+
+def test_the_peak_of_one_method_is_printed_as_the_pages_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m benchmarks.method_memory mpnet dpzv cpu`."""
+    monkeypatch.setattr(method_memory, "measured", lambda *asked: {("mpnet", "dpzv", "cpu"): 3 << 20}[asked])
+    assert method_memory.main(["mpnet", "dpzv", "cpu"]) == "3.0 MiB"

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from dpzv.report.items import fig_budget, fig_honest, fig_memory, fig_overview, fig_theory
-from dpzv.report.panels import Curve, Panel, draw, window
+from dpzv.report.items import fig_budget, fig_convergence, fig_honest, fig_memory, fig_overview, fig_theory
+from dpzv.report.panels import Curve, Panel, draw, level, window
 from dpzv.report.reproduced import ItemRuns, ItemTold, Line, Shown, lines_of, percent, standard
 from dpzv.report.reproduction_page import numbers, verdict, words, write_page
 from dpzv.runtime.reproduction import SMOKE, Asked, Cell, cells_of
@@ -100,14 +100,16 @@ def test_other_data_than_the_papers_are_not_compared() -> None:
 def test_memory_is_compared_over_the_models_size() -> None:
     (number,) = [n for n in numbers() if n.what == "ResNet-18, peak memory over the model's size, VAFL"]
     (a,) = cells("memory", "modelnet40", name="fig-memory")
-    run = shown(a, 0.0, weights=100, peaks={"vafl": 290, "dpzv": 101})
-    assert words(number, {"fig-memory": [Line((run,))]}, workloads())[2:] == ["2.90", "the same", "-", "matches"]
+    run = shown(a, 0.0, weights=100, peaks={"vafl": 290, "dpzv": 101, "inference": 97})
+    told = "matches; one inference alone takes 0.97"
+    assert words(number, {"fig-memory": [Line((run,))]}, workloads())[2:] == ["2.90", "the same", "-", told]
+    assert words(number, {"fig-memory": [Line((shown(a),))]}, workloads())[-1] == "-"
 
 
 def test_memory_of_a_smoke_test_is_that_of_another_network(tmp_path: Path) -> None:
     item = item_of("fig-memory")
     (cell,) = {c.job.key: c for c in cells_of(item, Asked(SMOKE, Path("nowhere")))}.values()
-    run = shown(cell, 0.0, weights=100, peaks={"vafl": 290, "dpzv": 101})
+    run = shown(cell, 0.0, weights=100, peaks={"vafl": 290, "dpzv": 101, "inference": 97})
     runs = ItemRuns("fig-memory", item, workloads(), (Line((run,)),))
     write_page({"fig-memory": (runs, ItemTold(["none"], [], [], False))}, "none", tmp_path / "page.md")
     rows = [line.split(" | ") for line in (tmp_path / "page.md").read_text().splitlines() if "peak memory over" in line]
@@ -126,6 +128,15 @@ def test_the_row_of_a_number_has_both_accounts_and_the_frozen_devices() -> None:
     assert words(number, {number.item: lines_of(runs)}, workloads())[-1] == "better; frozen devices need no more"
     runs.append(shown(cells("dpzv")[1]))
     assert words(number, {number.item: lines_of(runs)}, workloads())[2] == "15.0, ends at 95.00 % (1 of 2 seeds)"
+
+
+def test_every_figure_of_a_row_that_nobody_tuned_is_marked() -> None:
+    number = numbers()[0]
+    exact, still = (replace(cells(row, accounting="exact")[0], trials=0) for row in ("dpzv", "frozen"))
+    lines = lines_of([shown(cells("dpzv")[0], 0.95, 15), shown(exact, 0.93, 50), shown(still, 0.91)])
+    row = words(number, {number.item: lines}, workloads())
+    assert row[2:4] == ["15.0, ends at 95.00 %", "50.0, ends at 93.00 % (untuned)"]
+    assert row[4].endswith("true: 4.0, ends at 91.00 % (untuned)")
 
 
 def test_frozen_devices_without_rounds_reach_the_target_with_the_first_fill_alone() -> None:
@@ -161,6 +172,30 @@ def test_a_simple_model_has_no_account_and_no_budget_on_the_page() -> None:
     (frozen, *_) = cells("frozen")
     assert Line((shown(plain, 0.9),)).rule == ("-", "none")
     assert Line((shown(frozen, 0.9),)).rule == ("paper", "1")
+
+
+def test_a_simple_model_has_one_row_and_no_bytes_and_is_a_level_of_its_figure(tmp_path: Path) -> None:
+    for name, columns in (("fig-convergence", [5, 7]), ("fig-budget", [3, 4])):
+        item, found = item_of(name), cells("plain", "cifar10", name=name)
+        runs = ItemRuns(name, item, workloads(), lines_of([shown(cell, 0.5) for cell in found]))
+        script = {"fig-convergence": fig_convergence, "fig-budget": fig_budget}[name]
+        rows = [row for row in script.told(runs, tmp_path / name).rows if row[1] == "strong simple model"]
+        assert len(found) > 1
+        assert [[row[place] for place in columns] for row in rows] == [["50.00", "-"]]
+    line = Line((shown(cells("plain")[0], 0.5),))
+    drawn = level(line, [Curve("a", [3.0, 9.0], [1.0, 2.0]), Curve("b", [1.0], [1.0]), Curve("none", [], [])])
+    assert (drawn.label, drawn.x, drawn.y) == ("strong simple model", [1.0, 9.0], [50.0, 50.0])
+    assert level(line, []).x == []  # beside nothing it is no figure
+
+
+def test_a_head_that_never_moved_has_no_figure_in_the_loop() -> None:
+    (cell, *_) = cells("untrained", accounting="exact", name="fig-honest")
+    run = shown(cell, 0.12, private_head={"test_accuracy": 0.12, "trained": False}, test_accuracy=0.97)
+    assert math.isnan(run.in_loop)
+    assert Line((run,)).text(lambda found: found.in_loop, percent) == "-"
+    assert run.refitted == 0.97
+    panel = fig_honest._accuracy("MNIST", [Line((shown(cells("dpzv", accounting="exact")[0], 0.9),)), Line((run,))])
+    assert [(curve.x, curve.y) for curve in panel.curves] == [([1.0], [90.0]), ([1.0, 1.0], [97.0, 97.0])]
 
 
 def test_a_zeroth_order_head_stands_beside_frozen_devices_with_such_a_head() -> None:
@@ -286,6 +321,7 @@ def test_axes_use_their_space_whatever_the_first_rounds_were() -> None:
     assert window([steep]) == pytest.approx((90.0 - 0.4, 98.0 + 0.4))
     assert window([Curve("short", [0.0, 1.0], [10.0, 90.0])]) == pytest.approx((6.0, 94.0))
     assert window([Curve("one", [0.0], [5.0])]) == (4.5, 5.5)
+    assert window([Curve("lost", [0.0, 1.0, 2.0], [math.nan, 10.0, 90.0])]) == pytest.approx((6.0, 94.0))
 
 
 def test_numbers_are_read_strictly() -> None:

@@ -110,7 +110,7 @@ def test_what_trials_chose_is_among_the_trials_of_today() -> None:
 
 def test_a_simple_model_is_fitted_once_for_all_items() -> None:
     found: dict[str, set[str]] = {}
-    for name in ("fig-tradeoff", "table-communication"):
+    for name in ("fig-tradeoff", "table-communication", "fig-convergence", "fig-budget", "fig-honest"):
         for cell in cells(name):
             if cell.row == "plain":
                 found.setdefault(cell.workload, set()).add(cell.job.key)

@@ -11,7 +11,8 @@ from typing import Any
 from dpzv.report.figure_file import COLOURS, STYLES, legend, over_runs, plain_ticks, save, subplots
 from dpzv.report.reproduced import ItemRuns, Line, Shown, budget_text
 
-__all__ = ["CYCLE", "Curve", "Panel", "accuracy", "against", "by_case", "by_row", "draw", "over_budgets", "window"]
+__all__ = ["CYCLE", "Curve", "Panel", "accuracy", "against", "by_case", "by_row", "draw", "level"]
+__all__ += ["over_budgets", "window"]
 
 CYCLE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#222222")
 """Colours of curves that are not rows, in this order."""
@@ -68,8 +69,9 @@ def draw(panels: Sequence[Panel], path: Path) -> bool:
     named: dict[str, Any] = {}
     for axes, panel in zip(grid.flat, shown, strict=False):
         for number, curve in enumerate(panel.curves):
-            drawn = _curve(axes, curve, curve.colour or CYCLE[number % len(CYCLE)])
-            named.setdefault(curve.label, drawn)
+            if curve.x:
+                drawn = _curve(axes, curve, curve.colour or CYCLE[number % len(CYCLE)])
+                named.setdefault(curve.label, drawn)
         _axes(axes, panel)
     legend(figure, named)
     save(figure, path.with_suffix(".svg"), path.with_suffix(".png"))
@@ -124,6 +126,14 @@ def against(
     return Curve(look.pop("label", line.label), xs, ys, colour, look.pop("style", 0), band)
 
 
+def level(line: Line, curves: Sequence[Curve], y: Callable[[Shown], float] = lambda run: run.in_loop) -> Curve:
+    """What has no rounds and no budget as a line over the whole width of `curves`: the mean share `y` in per cent."""
+    places = [x for curve in curves for x in curve.x]
+    share, row = line.mean(y), line.cell.row
+    x = [min(places), max(places)] if places and share is not None else []
+    return Curve(line.label, x, [100 * (share or 0.0)] * len(x), COLOURS.get(row, ""), DASHED.get(row, 2))
+
+
 def over_budgets(title: str, lines: Sequence[Line], y: Callable[[Shown], float], *, falling: bool = False) -> Panel:
     """The accuracy `y` of each row against its budget; budgets stand side by side, from the least on or `falling`."""
     budgets = sorted({line.cell.epsilon for line in lines}, reverse=falling)
@@ -168,6 +178,7 @@ def _axes(axes: Any, panel: Panel) -> None:
 def window(curves: Sequence[Curve]) -> tuple[float, float]:
     """The part of the y axis that is worth showing; the first tenth of a long curve, a steep start, may lie outside."""
     values = [y for curve in curves for y in (curve.y if len(curve.y) < LONG else curve.y[len(curve.y) // 10 + 1 :])]
-    low, high = min(values), max(values)
+    finite = [value for value in values if math.isfinite(value)] or [0.0]  # outputs may have become no numbers
+    low, high = min(finite), max(finite)
     room = 0.05 * (high - low) or 0.5
     return low - room, high + room

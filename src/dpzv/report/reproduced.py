@@ -52,9 +52,13 @@ class Shown:
 
     @property
     def in_loop(self) -> float:
-        """The test accuracy of the head in the loop at the end; of a program without one, its test accuracy."""
-        found = self.known.get("private_head", self.known)["test_accuracy"]
-        return math.nan if found is None else float(found)
+        """The test accuracy of the head in the loop at the end; of a program without one, its test accuracy.
+
+        A head that never moved has none.
+        """
+        found = self.known.get("private_head", self.known)
+        share = found["test_accuracy"] if found.get("trained", True) else None
+        return math.nan if share is None else float(share)
 
     @property
     def refitted(self) -> float:
@@ -207,9 +211,10 @@ def standard(runs: ItemRuns) -> tuple[list[str], list[list[str]]]:
     for line in runs.lines:
         cell = line.cell
         figures = [line.text(lambda run: run.in_loop, percent), line.text(lambda run: run.refitted, percent)]
-        sent = line.text(lambda run: run.megabytes, lambda value: f"{value:.1f}")
+        sent = "-" if cell.job.program else line.text(lambda run: run.megabytes, lambda value: f"{value:.1f}")
         what = [runs.title(cell.workload), line.label, *line.rule, cell.case.name or "-"]
         rows.append([*what, *figures, sent, line.status or "-"])
+    rows = [list(row) for row in dict.fromkeys(map(tuple, rows))]  # a simple model is the same for all budgets
     rows += [[text, *["-"] * 7, "not run: cost"] for text in runs.item.left_out]
     return header, rows
 

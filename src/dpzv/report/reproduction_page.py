@@ -85,7 +85,8 @@ def words(number: Number, lines: Mapping[str, Sequence[Line]], workloads: Mappin
     elif still is not None and still.finished:
         cells[2] += f"; true: {_text(number, still)}"
     told = verdict(number, paper, workloads[number.workload])
-    return [number.what, number.paper, *cells, told + _by_the_head(number, paper, frozen)]
+    told += _by_the_head(number, paper, frozen) + _by_inference(number, paper)
+    return [number.what, number.paper, *cells, told]
 
 
 def _by_the_head(number: Number, line: Line | None, frozen: Line | None) -> str:
@@ -98,13 +99,21 @@ def _by_the_head(number: Number, line: Line | None, frozen: Line | None) -> str:
     return "; frozen devices need no more" if still < math.inf and still <= own else ""
 
 
+def _by_inference(number: Number, line: Line | None) -> str:
+    """What is added to a verdict about memory: what the network takes at this batch without any training."""
+    if number.memory is None or line is None or not line.finished:
+        return ""
+    found = line.finished[0].known
+    return f"; one inference alone takes {number.form(found['peaks']['inference'] / found['weights'])}"
+
+
 def verdict(number: Number, line: Line | None, workload: Workload) -> str:
     """Matches, better or worse; or why the two cannot be compared."""
     if number.never:
         return f"not comparable: {number.never}"
     if line is None or not line.finished:
         return "-"
-    # other records have the paper's own networks, so memory is compared; a smoke test has one small layer
+    # what a round takes does not depend on the records, so memory is compared; a smoke test has one small layer
     if workload.substitute and (number.memory is None or number.workload == SMOKE):
         return f"not comparable: {workload.substitute}"
     value = line.mean(number.value)
@@ -153,7 +162,8 @@ def _text(number: Number, line: Line | None) -> str:
         ends = f"{line.text(lambda run: run.in_loop, percent)} %"
         sent = line.text(lambda run: run.megabytes, number.form).split(" ")[0]
         text = f"never in {sent}, ends at {ends}" if text == "never" else f"{text}, ends at {ends}"
-    return text + (f" ({line.status})" if line.status else "")
+    marks = [*(["untuned"] if line.cell.trials == 0 else []), *([line.status] if line.status else [])]
+    return text + (f" ({', '.join(marks)})" if marks else "")
 
 
 INTRODUCTION = """# Reproduction
@@ -162,9 +172,9 @@ This page is written by `dpzv reproduce` from run records, and by nothing else: 
 
 - **Networks.** MNIST and CIFAR-10 have the paper's CNNs from a random start, all weights trained. ModelNet has a
   ResNet-18 from a random start, and reviews a pretrained MiniLM; of both only the map behind them is trained, so that
-  what comes before it is computed once for each record. Embeddings have 16 numbers (MNIST), 64 (CIFAR-10, ModelNet)
-  or the width of the encoder, in 16 bits for all methods; the paper prints neither. Fewer and shorter numbers are
-  much of why our bytes are fewer.
+  what comes before it is computed once for each record. Of a review every device has 64 tokens. Embeddings have 16
+  numbers (MNIST), 64 (CIFAR-10, ModelNet) or the width of the encoder, in 16 bits for all methods; the paper prints
+  none of these. Fewer and shorter numbers are much of why our bytes are fewer.
 - **Frozen devices** have the same head in the loop over devices that never move, so what stands between them and the
   row that trains devices is what training adds. The column "untrained, same head" has those whose head moves by the
   rule of the row; after "true:" stands what a private head reaches when the whole exact budget is its own.
@@ -180,6 +190,20 @@ runs/reproduce-full` brings them back, and the command goes on from there.
 
     {command}
 """
+
+
+HOW_JUDGED = (
+    "`-` as a verdict: there is no run to judge. Megabytes include the first fill of the table. Bytes match within a "
+    "tenth of the paper's; other figures match within what the paper says of them.",
+    "Table 1 of the paper prints no epsilon: ours is 1, and 10 for ModelNet, at either accounting. After ± stands our "
+    "standard deviation over seeds; the paper calls its own a sample variance.",
+    "A rival's run is as long as its trials chose for the highest accuracy, since the published noise on its "
+    "embeddings grows with the length: `never in` says after how many megabytes it ended. Its trials had lengths of up "
+    "to one pass over the records (ModelNet, reviews: five); the paper says 100.",
+    "Peak memory depends on the batch, which the paper does not print, so one inference at the same batch stands "
+    "beside it. The BERT that is measured has 22.7 million parameters.",
+)
+"""What to know about the verdicts."""
 
 
 def tell_item(runs: ItemRuns, out: Path) -> ItemTold:
@@ -203,8 +227,7 @@ def write_page(items: Mapping[str, tuple[ItemRuns, ItemTold]], command: str, fil
     used = {line.cell.workload for runs, _ in items.values() for line in runs.lines}
     workloads = {name: one for runs, _ in items.values() for name, one in runs.workloads.items() if name in used}
     notes = [f"{one.title}: {one.substitute}." for one in workloads.values() if one.substitute]
-    notes += ["`-` as a verdict: there is no run to judge. Megabytes include the first fill of the table."]
-    parts.append(paged(HEADER, rows, [], notes))
+    parts.append(paged(HEADER, rows, [], [*notes, *HOW_JUDGED]))
     for name, (runs, told) in items.items():
         figure = f"![{runs.item.title}](figures/{name}.svg)\n" if told.drawn else ""
         where = f" ({runs.item.paper} of the paper)" if runs.item.paper else ""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from dpzv.report.panels import draw, over_budgets
-from dpzv.report.reproduced import ItemRuns, ItemTold, Shown, budget_text, percent
+from dpzv.report.reproduced import ItemRuns, ItemTold, Shown, percent
 
 __all__ = ["told"]
 
@@ -18,9 +19,10 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
     rows, panels = [], []
     for line in runs.lines:
         figures = line.text(lambda run: _within(run, most), percent)
-        sent = line.text(lambda run: _sent(_last(run, most)) / 1e6, lambda value: f"{value:.1f}")
-        what = [runs.title(line.cell.workload), line.label, budget_text(line.cell.epsilon)]
+        sent = line.text(lambda run: _sent(_last(run, most)) / 1e6 if run.metrics else math.nan, "{:.1f}".format)
+        what = [runs.title(line.cell.workload), line.label, line.rule[1]]
         rows.append([*what, figures, sent, line.status or "-"])
+    rows = [list(row) for row in dict.fromkeys(map(tuple, rows))]  # a simple model is the same for all budgets
     for workload in runs.places:
         title = f"{runs.title(workload)}, {most / 1e6:g} MB"
         panels.append(over_budgets(title, runs.of(workload), lambda run: _within(run, most), falling=True))
@@ -31,8 +33,8 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
 
 
 def _within(run: Shown, most: float) -> float:
-    """The accuracy of the last evaluation before `most` bytes were sent."""
-    return float(_last(run, most)["test_accuracy"])
+    """The accuracy of the last evaluation before `most` bytes were sent; a simple model sends none."""
+    return float(_last(run, most)["test_accuracy"]) if run.metrics else run.in_loop
 
 
 def _last(run: Shown, most: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dpzv.privacy.gdp import epsilon_of, mu_of, true_mu_of_paper
 from dpzv.report.figure_file import COLOURS
-from dpzv.report.panels import Curve, Panel, draw
+from dpzv.report.panels import Curve, Panel, draw, level
 from dpzv.report.reproduced import ItemRuns, ItemTold, Line, standard
 from dpzv.runtime.run_plan import batch_of
 
@@ -39,7 +39,7 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
     notes.append(
         "Points of the paper's rule stand at the least epsilon that can be true, at the delta of the exact account; "
         "they are no alternative to it. Untrained devices are shown with the refitted head, which never leaves the "
-        "server, at epsilon 0."
+        "server, at epsilon 0; the strong simple model has the joined records and no privacy."
     )
     return ItemTold(header, rows, notes, draw(panels, figure))
 
@@ -59,19 +59,19 @@ def _accuracy(title: str, lines: list[Line]) -> Panel:
     """Accuracy against the true epsilon, at the delta of the exact account."""
     delta_dp = min(line.cell.job.config.privacy.delta_dp for line in lines)
     curves = []
+    free = {"untrained": lambda run: run.refitted, "plain": lambda run: run.in_loop}  # of no budget, or without privacy
     for row, accounting in dict.fromkeys((line.cell.row, line.cell.accounting) for line in lines):
+        if row in free:
+            continue
         own = [line for line in lines if (line.cell.row, line.cell.accounting) == (row, accounting)]
         points = sorted((_budget(line, delta_dp), 100 * (line.mean(lambda run: run.in_loop) or 0.0)) for line in own)
         marker, label = "o", own[0].label
-        if row == "untrained":  # costs no epsilon: a level over the whole axis
-            level = 100 * (own[0].mean(lambda run: run.refitted) or 0.0)
-            places = [_budget(line, delta_dp) for line in lines if line.cell.row != row]
-            points, marker = [(end(places), level) for end in (min, max)] if places else [], ""
         if accounting == "paper":
             marker, label = ">", f"{label}, paper's rule: at least, no bound holds"
-        style = int(accounting == "paper") + 2 * int(row == "untrained")
         x, y = ([point[i] for point in points] for i in (0, 1))
-        curves.append(Curve(label, x, y, COLOURS.get(row, ""), style, marker=marker))
+        curves.append(Curve(label, x, y, COLOURS.get(row, ""), int(accounting == "paper"), marker=marker))
+    levels = {line.cell.row: line for line in lines if line.cell.row in free}
+    curves += [level(line, curves, free[row]) for row, line in levels.items()]
     return Panel(title, f"true epsilon, delta {delta_dp:g}", "test accuracy, %", curves, log_x=True)
 
 

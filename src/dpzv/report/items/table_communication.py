@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpzv.report.panels import Curve, Panel, accuracy, against, draw
+from dpzv.report.panels import Curve, Panel, accuracy, against, draw, level
 from dpzv.report.reproduced import ItemRuns, ItemTold, percent
 
 __all__ = ["told"]
@@ -43,6 +43,7 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
             )
             for line in lines
         ]
+        curves += [level(line, curves) for line in runs.of(place) if line.cell.row == "plain"]
         if sent := [x for curve in curves for x in curve.x]:
             target = [100 * runs.workloads[place].target] * 2
             curves.append(Curve("target", [min(sent), max(sent)], target, "#222222", 2))
