@@ -77,7 +77,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mounted.returncode:
         pytest.skip(f"a small file system could not be mounted: {mounted.stderr.strip()}")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    if subprocess.run(["umount", str(folder)], check=False).returncode:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)  # else nobody could remove the folder
+        pytest.fail("a file of the small file system must not stay open after its ledger was closed.")
 
 
 @pytest.mark.parametrize("durable", [True, False])

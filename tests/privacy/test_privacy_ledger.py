@@ -26,6 +26,7 @@ from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.plan import PrivacyPlan, epsilon_spent, request_of, start_event
 from dpzv.privacy.planning import make_plan
+from dpzv.privacy.statement import read_ledger
 from dpzv.rng import numpy_generator
 from dpzv.terms import NoiseSourceName
 
@@ -450,11 +451,14 @@ def test_an_existing_ledger_is_never_overwritten(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", ["empty", "text", "pages", "other", "plan"])
+@pytest.mark.parametrize("damage", ["empty", "text", "pages", "other", "plan", "old copy"])
 def test_a_damaged_ledger_is_refused(tmp_path: Path, damage: str) -> None:
+    """By its run, and by all who only read it: a statement made from it would say too little."""
     path = tmp_path / "ledger.sqlite"
     with create(path, plan_of()) as ledger:
         write(ledger, range(T))
+        if damage == "old copy":
+            ledger.disown()
     if damage == "empty":
         path.write_bytes(b"")
     elif damage == "text":
@@ -462,7 +466,7 @@ def test_a_damaged_ledger_is_refused(tmp_path: Path, damage: str) -> None:
     elif damage == "pages":
         whole = path.read_bytes()
         path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
-    else:
+    elif damage != "old copy":
         connection = sqlite3.connect(path)
         statements = {
             "other": "PRAGMA user_version = 99",
@@ -473,6 +477,8 @@ def test_a_damaged_ledger_is_refused(tmp_path: Path, damage: str) -> None:
         connection.close()
     with pytest.raises(PrivacyRefused, match="cannot be read"):
         reopen(path, plan_of())
+    with pytest.raises(PrivacyRefused, match="cannot be read"):
+        read_ledger(path)
 
 
 def test_a_ledger_has_one_owner(tmp_path: Path) -> None:
