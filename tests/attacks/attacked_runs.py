@@ -70,7 +70,7 @@ def trained(
 
 def coalition(folder: Path, *devices: int) -> Coalition:
     """These devices of a run, or all of them."""
-    return Coalition.of(read_views(folder, devices))
+    return Coalition.of([view for view in read_views(folder) if not devices or view.shape.m in devices])
 
 
 def truth(kind: str = "coins", *, shuffled: bool = False) -> Truth:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from dpzv import config as configuration
 from dpzv import recipes
 from dpzv.attacks.audit import CONFIDENCE, STRATEGIES, Finding, Strategy, attack, audit, strategies
-from dpzv.attacks.bound import Evidence
+from dpzv.attacks.lower_bound import Evidence
 from dpzv.attacks.strategies import FEW, both_worlds
 from dpzv.attacks.target import Target, target_of
 from dpzv.cli.audit_command import audit as command

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from dpzv import config as configuration
 from dpzv.attacks.audit import NETWORKED, WHOLE, attack, audit
-from dpzv.attacks.bound import plain_bound
 from dpzv.attacks.crashing_runs import CANARY, crashing_run, made_up
+from dpzv.attacks.lower_bound import plain_bound
 from dpzv.attacks.networked_runs import networked_run
 from dpzv.attacks.target import Target
 from dpzv.attacks.whole_runs import whole_runs

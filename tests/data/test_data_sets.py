@@ -206,7 +206,10 @@ def test_a_new_data_set_is_its_file_and_nothing_else(
 
 
 @pytest.mark.parametrize("name", ["modelnet40", "amazon", "credit"])
-def test_sets_of_the_users_own_files_say_what_to_give(name: str, tmp_path: Path) -> None:
+def test_sets_of_the_users_own_files_say_what_to_give(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPZV_DATA", str(tmp_path))
     hint = "set data.path to"
     assert not catalogue.describe(name).present
     assert catalogue.describe(name).where.startswith(hint)
@@ -219,7 +222,7 @@ def test_sets_of_the_users_own_files_say_what_to_give(name: str, tmp_path: Path)
     with pytest.raises(DataError, match=hint):
         catalogue.load(name, tmp_path)
     with pytest.raises(DataError, match=f"'{name}' cannot be fetched, .*; {hint}"):
-        fetch(name, into=tmp_path)
+        fetch(name)
 
 
 def test_a_holdout_takes_the_place_of_the_test_records() -> None:

@@ -63,6 +63,33 @@ class Module:
             elif isinstance(node, ast.ImportFrom):
                 yield from ((self._absolute(node), alias.name) for alias in node.names)
 
+    @cached_property
+    def defined(self) -> set[str]:
+        """The names that the file itself gives to classes, functions and values, and none that it imports."""
+        found, waiting = set[str](), list[ast.AST](self.tree.body)
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, Function | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            else:
+                waiting += ast.iter_child_nodes(node)
+        return found
+
+    def attributes(self) -> Iterator[tuple[str, str]]:
+        """Everything that is read off an imported name, as (what is imported, attribute)."""
+        known = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                known |= {alias.asname or alias.name: alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                base = self._absolute(node)
+                known |= {alias.asname or alias.name: f"{base}.{alias.name}" for alias in node.names}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Attribute) and (of := known.get(ast.unparse(node.value))):
+                yield of, node.attr
+
     def _absolute(self, node: ast.ImportFrom) -> str:
         """The module named after `from`, without leading dots."""
         if not node.level:

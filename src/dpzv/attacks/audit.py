@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from dpzv.attacks.bound import Evidence, epsilon_bound, plain_bound
+from dpzv.attacks.lower_bound import Evidence, epsilon_bound, plain_bound
 from dpzv.attacks.networked_runs import networked_run
 from dpzv.attacks.readings import is_read, unread
 from dpzv.attacks.seeds import known_seeds

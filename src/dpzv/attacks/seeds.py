@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpzv.attacks.bound import Evidence
+from dpzv.attacks.lower_bound import Evidence
 from dpzv.attacks.strategies import FEW, both_worlds, canary_at_the_clip, of_releases
 from dpzv.attacks.target import Target, Transcript
 from dpzv.privacy.noise import SeededNoise

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpzv.attacks.bound import Evidence
 from dpzv.attacks.canary import LABELS, probe, rows
+from dpzv.attacks.lower_bound import Evidence
 from dpzv.attacks.target import Machine, Target, Transcript
 from dpzv.config import HeadSection
 from dpzv.errors import PeerError, PrivacyRefused

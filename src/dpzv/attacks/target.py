@@ -31,7 +31,7 @@ from dpzv.privacy.plan import PrivacyPlan
 from dpzv.protocol.messages import Embeddings, Fill, Pending, Release
 from dpzv.runtime.run import load_data
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import plan_of, sizes_of
+from dpzv.runtime.run_plan import ServerParts, plan_of, sizes_of
 from dpzv.runtime.server_run import ServerRun
 from dpzv.terms import Task
 
@@ -159,10 +159,8 @@ class Target:
         y = np.zeros(D, np.float32 if self.task == "regression" else np.int64)
         records = ServerRecords("audit", self.task, outputs_of(self.task, self.n_classes), y, y[:1], "audit")
         widths = per_device("devices.embedding", config.devices.embedding, self.M)
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            ServerRun(config, records, widths, plan, self.noise, RunFolder(Path(folder))) as run,
-        ):
+        given = ServerParts(config, records, widths, plan, self.noise)
+        with tempfile.TemporaryDirectory() as folder, ServerRun(given, RunFolder(Path(folder))) as run:
             yield Machine(run)
 
 

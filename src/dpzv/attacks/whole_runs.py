@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dpzv.attacks.bound import Evidence
 from dpzv.attacks.crashing_runs import CANARY, crashing_run, made_up, small
+from dpzv.attacks.lower_bound import Evidence
 from dpzv.attacks.readings import gives_gradients, read
 from dpzv.attacks.replay import Coalition, Turn
 from dpzv.attacks.target import Target

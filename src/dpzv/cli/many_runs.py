@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from dpzv.runtime.compute_cost import Compute
     from dpzv.runtime.grid import Failure, Job, State, Watch
 
-__all__ = ["Executed", "Told", "execute", "fail", "features_kept", "one_bar", "tell"]
+__all__ = ["Executed", "Told", "execute", "fail", "one_bar", "tell"]
 
 NAMED = 3
 """So many runs are named that failed for one reason; the others are counted."""
@@ -54,20 +53,6 @@ def execute(prepare: Prepare, folder: Path, *, quiet: bool) -> Executed:
         err=True,
     )
     raise typer.Exit(130)
-
-
-@contextmanager
-def features_kept(out: Path) -> Iterator[None]:
-    """Inside the block, runs and their processes share what layers that never move make of records."""
-    from dpzv.runtime.computed_once import FOLDER
-
-    before = os.environ.get(FOLDER)
-    os.environ[FOLDER] = before or str((out / "features").resolve())
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[FOLDER]
 
 
 def fail(failures: Sequence[Failure]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,9 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dpzv.cli import options
-from dpzv.cli.many_runs import fail, features_kept, one_bar
+from dpzv.cli.many_runs import fail, one_bar
 from dpzv.cli.watching import warnings
-from dpzv.validate import one_of
 
 if TYPE_CHECKING:
     from dpzv.report.reproduced import ItemRuns, ItemTold
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from dpzv.runtime.reproduction import Asked, Cell
 
 __all__ = ["reproduce"]
-
-ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,9 @@ def reproduce(asked: Reproduction) -> None:
     """
     from dpzv import config as configuration
     from dpzv.runtime.reproduction import Asked
-    from dpzv.runtime.reproduction_files import ITEMS, TUNING, own_data
+    from dpzv.runtime.reproduction_files import TUNING, named, own_data
 
-    one_of("the item", asked.name, (ALL, TUNING, *ITEMS))
-    names = [TUNING, *ITEMS] if asked.name == ALL else [asked.name]
+    names = named(asked.name)
     data = dict(map(own_data, asked.data))
     out = asked.out or Path("runs") / f"reproduce-{asked.scale}"
     what = Asked(asked.scale, out, tuple(map(configuration.set_key, asked.set_)), data)
@@ -132,7 +131,7 @@ def _run(cells: list[Cell], asked: Reproduction, out: Path, until: float) -> lis
     from dpzv.runtime.in_turn import run_in_turn
 
     jobs, finished = [cell.job for cell in cells], -1
-    with one_bar(asked.quiet) as watch, warnings(quiet=True), features_kept(out):
+    with one_bar(asked.quiet) as watch, warnings(quiet=True), _features_kept(out):
 
         def in_time(state: State) -> bool:
             nonlocal finished
@@ -146,6 +145,20 @@ def _run(cells: list[Cell], asked: Reproduction, out: Path, until: float) -> lis
         )
         _leave_records(jobs, out)
         return failures
+
+
+@contextmanager
+def _features_kept(out: Path) -> Iterator[None]:
+    """Inside the block, runs and their processes share what layers that never move make of records."""
+    from dpzv.runtime.computed_once import FOLDER
+
+    before = os.environ.get(FOLDER)
+    os.environ[FOLDER] = before or str((out / "features").resolve())
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[FOLDER]
 
 
 def _leave_records(jobs: list[Job], out: Path) -> None:

@@ -14,7 +14,8 @@ import typer
 
 if TYPE_CHECKING:
     from dpzv.config import Config
-    from dpzv.runtime.journal import Observer, Snapshot
+    from dpzv.runtime.journal import Snapshot
+    from dpzv.runtime.server_run import Observer
 
 __all__ = ["Summary", "Watchable", "at_once", "warnings", "watched"]
 

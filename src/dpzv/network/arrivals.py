@@ -45,7 +45,7 @@ class Arrivals:
         self._run, self._peers = run, peers
         self.stopping = False
         self._waiting: dict[int, Arrived] = {}
-        self.evaluations = Evaluations(run, peers)
+        self.evaluations = Evaluations(run, peers, self._start)
         self._sent_at: dict[int, float] = {}  # by device: when its last release was sent
         self._pace: dict[int, float] = {}  # by device: seconds from a release to its next batch
         self._zeroed = list(run.server.zeroed)  # rows beyond the bound that the log has told of

@@ -19,7 +19,7 @@ from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan
 from dpzv.runtime.accelerator import accelerator_of
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import fewest_of, named_parents, noise_of, plan_of, warn
+from dpzv.runtime.run_plan import ServerParts, check_head, fewest_of, named_parents, noise_of, plan_of, warn
 from dpzv.runtime.server_run import ServerRun
 
 __all__ = ["align", "alignment_of", "early_plan", "hear_ids", "open_aside", "open_run", "tell_rows"]
@@ -44,7 +44,7 @@ def early_plan(config: Config, labels: LabelRecords, folder: RunFolder, *, charg
     if alignment.complete:
         return None
     records = alignment.records()
-    ServerRun.refuse(config, records, per_device("devices.embedding", config.devices.embedding, M))
+    check_head(config, records, per_device("devices.embedding", config.devices.embedding, M))
     parents = named_parents(config, records.names, folder.path)
     return plan_of(config, len(records.y_train), M, parents if charged else ())
 
@@ -72,7 +72,7 @@ def open_run(
     records, M = alignment.records(), len(config.network.devices)
     widths = per_device("devices.embedding", config.devices.embedding, M)
     plan = plan_of(config, len(records.y_train), M, named_parents(config, records.names, folder.path))
-    run = ServerRun(config, records, widths, plan, noise or noise_of(config), folder)
+    run = ServerRun(ServerParts(config, records, widths, plan, noise or noise_of(config)), folder)
     try:
         run.restore()
     except BaseException as error:

@@ -6,7 +6,6 @@ arrives on a closed link, and cannot be mistaken for the answer to a later reque
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -43,15 +42,17 @@ class _Coming:
 
 
 class Evaluations:
-    """The test embeddings of all devices, as last sent, and those that are on their way."""
+    """The test embeddings of all devices, as last sent, and those that are on their way.
 
-    def __init__(self, run: ServerRun, peers: Peers) -> None:
-        self._run, self._peers = run, peers
+    `start` begins to say something to a device; its link may be stuck, so nobody waits for this.
+    """
+
+    def __init__(self, run: ServerRun, peers: Peers, start: Callable[[Coroutine[Any, Any, Any]], None]) -> None:
+        self._run, self._peers, self._start = run, peers, start
         self._names = run.config.network.devices
         self._here: dict[int, list[Evaluation]] = {}
         self._coming: dict[Peer, _Coming] = {}
         self._silent: set[int] = set()  # devices that did not answer when they were asked last
-        self._saying: set[asyncio.Task[None]] = set()
 
     @property
     def tests(self) -> list[Evaluation]:
@@ -159,12 +160,6 @@ class Evaluations:
             *(peer.m, self._names[peer.m - 1], self._run.D_test, coming.rows, now - coming.began),
         )
         self._start(self._close(peer))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Say something to a device; its link may be stuck, so nobody waits for this."""
-        task = asyncio.create_task(work)
-        self._saying.add(task)
-        task.add_done_callback(self._saying.discard)
 
     async def _close(self, peer: Peer) -> None:
         await peer.close(f"device {peer.m} did not send its test embeddings in time; the link is closed.")

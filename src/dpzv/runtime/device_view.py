@@ -11,7 +11,7 @@ view of a coalition is the views of its members.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
@@ -131,22 +131,21 @@ def view_logs(
     return made
 
 
-def read_views(run: Path, devices: Iterable[int] = ()) -> tuple[DeviceView, ...]:
-    """The views of these devices of a run, or of all its devices.
+def read_views(run: Path) -> tuple[DeviceView, ...]:
+    """The views of all devices of a run.
 
     A batch that was answered twice with different values is a breach of privacy, and refused.
     """
-    folder = run / "view"
-    chosen = tuple(devices) or tuple(sorted(int(path.name.removeprefix("device-")) for path in folder.glob("device-*")))
-    if not chosen and _between_parties(run):
+    kept = sorted((run / "view").glob("device-*"), key=lambda path: int(path.name.removeprefix("device-")))
+    if not kept and _between_parties(run):
         raise DataError(
             f"expected the views of devices, got {run}, a run between parties, which keeps none, since no party may "
             "hold what another one holds; attack a simulation of the same configuration: `dpzv train` with the agreed "
             "run, all parties' files and `--record-view`."
         )
-    if not chosen:
+    if not kept:
         raise DataError(f"{run} has no views of its devices; train with `--record-view` to keep them.")
-    return tuple(_read(folder / f"device-{m}") for m in chosen)
+    return tuple(map(_read, kept))
 
 
 def _between_parties(run: Path) -> bool:

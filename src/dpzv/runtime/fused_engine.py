@@ -30,7 +30,7 @@ from dpzv.runtime.fused_host import FusedRun, Turns, Writer
 from dpzv.runtime.fused_kinds import refuse_kind
 from dpzv.runtime.fused_round import HEAD_MOVES, ROUNDS
 from dpzv.runtime.fused_tape import Tape, TapeShape
-from dpzv.runtime.journal import Observer
+from dpzv.runtime.server_run import Observer
 from dpzv.runtime.simulate import Simulation
 
 __all__ = ["Engine", "run_fused"]

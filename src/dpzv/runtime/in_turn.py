@@ -13,8 +13,9 @@ from dpzv import config as configuration
 from dpzv.durable import write_atomically
 from dpzv.errors import DpzvError
 from dpzv.runtime.grid import Failure, Job, State, Watch
-from dpzv.runtime.journal import Observer, Snapshot
+from dpzv.runtime.journal import Snapshot
 from dpzv.runtime.run import resume, start
+from dpzv.runtime.server_run import Observer
 
 __all__ = ["run_in_turn"]
 

@@ -30,7 +30,7 @@ from dpzv.runtime.gate import Gate
 from dpzv.runtime.run_folder import RunFolder
 from dpzv.version import VERSION
 
-__all__ = ["Journal", "Meter", "Observer", "Snapshot", "Untrained", "measured"]
+__all__ = ["Journal", "Meter", "Snapshot", "Untrained", "measured"]
 
 
 class Meter(msgspec.Struct):
@@ -67,10 +67,6 @@ class Untrained:
 
     table: torch.Tensor
     rows: torch.Tensor
-
-
-Observer = Callable[[Snapshot], bool]
-"""Called after every round; returning false stops the run, which can be resumed."""
 
 
 class Journal:

@@ -4,36 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpzv.config import Config
-from dpzv.data.dataset import ServerRecords
 from dpzv.errors import PrivacyRefused
 from dpzv.privacy.ledger import Ledger
 from dpzv.privacy.ledger_file import refuse_ended
-from dpzv.privacy.noise import NoiseSource
 from dpzv.privacy.plan import PrivacyPlan, private_starts, start_event
 from dpzv.protocol.server import Schedules
 from dpzv.runtime import checkpoint
 from dpzv.runtime.agreement import bound
 from dpzv.runtime.gate import Gate
 from dpzv.runtime.run_folder import RunFolder
+from dpzv.runtime.run_plan import ServerParts
 
 __all__ = ["open_gate"]
 
 
-def open_gate(
-    config: Config,
-    records: ServerRecords,
-    plan: PrivacyPlan,
-    noise: NoiseSource,
-    folder: RunFolder,
-    schedules: Schedules,
-) -> Gate:
+def open_gate(given: ServerParts, folder: RunFolder, schedules: Schedules) -> Gate:
     """The gate of the run in `folder`, with a new ledger only if the folder shows no trace of an earlier one.
 
-    `plan` is what is asked for now. The plan that the ledger began with is used; a run is refused if the two differ in
-    their noise, if an agreed setting or a schedule has changed, or if it was ended for good. Private starts are
-    charged here, once.
+    The plan that the ledger began with is used; a run is refused if the one that is asked for now differs from it in
+    its noise, if an agreed setting or a schedule has changed, or if it was ended for good. Private starts are charged
+    here, once.
     """
+    config, records, plan = given.config, given.records, given.plan
     path, known = folder.path / "ledger.sqlite", checkpoint.rounds(folder.checkpoint)
     common: dict[str, Any] = {
         "plan": plan,
@@ -57,7 +49,7 @@ def open_gate(
     except BaseException:
         ledger.close()
         raise
-    return Gate(ledger, noise)
+    return Gate(ledger, given.noise)
 
 
 def _refuse_other_noise(began: PrivacyPlan, now: PrivacyPlan) -> None:

@@ -12,9 +12,9 @@ from dpzv.errors import ConfigError
 from dpzv.validate import converted, one_of
 
 __all__ = ["ITEMS", "LENGTH", "TUNING", "Case", "Item", "RowKind", "Runs", "Tuned", "Workload"]
-__all__ += ["item_of", "own_data", "row_kinds", "shipped", "workloads"]
+__all__ += ["item_of", "named", "own_data", "row_kinds", "shipped", "workloads"]
 
-TUNING = "tuning"
+ALL, TUNING = "all", "tuning"
 ITEMS = (
     *("fig-convergence", "table-communication", "fig-tradeoff", "fig-memory", "fig-budget", "fig-clipping"),
     *("fig-clip-level", "fig-overview", "fig-honest", "fig-widths", "fig-delay", "fig-theory"),
@@ -110,6 +110,12 @@ class Tuned(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 def workloads() -> dict[str, Workload]:
     """All workloads by name."""
     return converted(recipes.reproduction("workloads"), dict[str, Workload])
+
+
+def named(name: str) -> list[str]:
+    """The items that a user means by `name`: one of them, or all."""
+    one_of("the item", name, (ALL, TUNING, *ITEMS))
+    return [TUNING, *ITEMS] if name == ALL else [name]
 
 
 def item_of(name: str) -> Item:

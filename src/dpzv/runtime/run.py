@@ -17,9 +17,9 @@ from dpzv.runtime.device_networks import Networks, make_networks
 from dpzv.runtime.device_view import ask_for_views
 from dpzv.runtime.fused_engine import run_fused
 from dpzv.runtime.fused_kinds import refuse_kind
-from dpzv.runtime.journal import Observer
 from dpzv.runtime.rehearsal import rehearsed
 from dpzv.runtime.run_folder import RunFolder
+from dpzv.runtime.server_run import Observer
 from dpzv.runtime.simulate import Simulation
 
 __all__ = ["load_data", "load_whole", "resume", "run", "start"]

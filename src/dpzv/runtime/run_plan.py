@@ -1,4 +1,4 @@
-"""What a run may do, from its configuration: its public sizes, its privacy plan and its noise."""
+"""What a run may do, from its configuration: its public sizes, plan, noise and head."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from msgspec import Struct
 
 from dpzv.config import Config, per_device
 from dpzv.data.alignment import Fewest
+from dpzv.data.dataset import ServerRecords
 from dpzv.declarations import head_rule_facts, start_facts
 from dpzv.errors import ConfigError
+from dpzv.models.head import base_offset
 from dpzv.privacy.lineage import parents_of
 from dpzv.privacy.noise import ExactNoise, NoiseSource, SeededNoise
 from dpzv.privacy.plan import MOST_NUMBERS, ParentRun, PlanRequest, PrivacyPlan, participation_cap
@@ -20,9 +22,10 @@ from dpzv.privacy.record_names import RecordNames
 from dpzv.rng import seed_of
 
 __all__ = [
-    "NoiseSource",
+    "ServerParts",
     "Sizes",
     "batch_of",
+    "check_head",
     "device_plan",
     "fewest_of",
     "named_parents",
@@ -46,6 +49,23 @@ class Sizes(Struct, frozen=True):
     M: int
     B: int
     T: int
+
+
+class ServerParts(Struct, frozen=True, eq=False):
+    """What the server's side of a run is made from; a head that does not fit is refused before anything is written.
+
+    `widths` are the numbers in an embedding of each device. `plan` is what the run is asked for now: where its folder
+    has a ledger, the plan in it is used.
+    """
+
+    config: Config
+    records: ServerRecords
+    widths: tuple[int, ...]
+    plan: PrivacyPlan
+    noise: NoiseSource
+
+    def __post_init__(self) -> None:
+        check_head(self.config, self.records, self.widths)
 
 
 def batch_of(config: Config, D: int | None = None) -> int:
@@ -137,6 +157,33 @@ def device_plan(config: Config, m: int, M: int, D: int) -> PrivacyPlan | None:
     """The plan, as far as device m needs it: it is calibrated only for noise that the device adds itself."""
     start = start_facts(per_device("devices.start", config.devices.start, M)[m - 1])
     return plan_of(config, D, M) if start.private or config.noise.where == "uplink" else None
+
+
+def check_head(config: Config, records: ServerRecords, widths: tuple[int, ...]) -> None:
+    """Refuse a head that adds what cannot be added, and a base rate that does not fit the labels."""
+    task, outputs, base = records.task, records.outputs, config.head.base
+    if config.head.model == "sum" and head_rule_facts(config.head.rule).moves:
+        raise ConfigError(
+            f"a head that only adds has no weights that could move, so head.rule must be 'frozen', got "
+            f"'{config.head.rule}'; set head.rule to 'frozen'."
+        )
+    if config.head.model == "sum" and set(widths) != {outputs}:
+        raise ConfigError(
+            f"a head that only adds needs devices of {outputs} number{'s' if outputs > 1 else ''} a record, as many as "
+            f"it has outputs, got {', '.join(map(str, widths))}; set devices.embedding to {outputs}."
+        )
+    if base == "count" and not config.privacy.base_share:
+        raise ConfigError(
+            "counting labels needs a share of the budget, got privacy.base_share = 0; raise it, or give a public "
+            "number as head.base."
+        )
+    if base == "count" and task == "regression":
+        raise ConfigError(
+            'only labels of classes can be counted, got head.base = "count" for a regression; give a public mean and '
+            "scale as head.base, in units in which the public range of the labels is -1 to 1."
+        )
+    if base is not None and base != "count":
+        base_offset(base, task, outputs)
 
 
 def noise_of(config: Config) -> NoiseSource:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -20,20 +20,21 @@ import torch
 from msgspec import Struct
 from xxhash import xxh3_128_digest
 
-from dpzv.config import Config
-from dpzv.data.dataset import ServerRecords
 from dpzv.errors import DataError, PeerError
-from dpzv.privacy.noise import NoiseSource
-from dpzv.privacy.plan import PrivacyPlan
 from dpzv.protocol.messages import CHUNK, Embeddings, Evaluation, Fill, Pending, Release
 from dpzv.runtime import checkpoint
 from dpzv.runtime.assemble_device import codec_of, schedules_of
-from dpzv.runtime.assemble_server import check_head, make_server, whole
-from dpzv.runtime.journal import Journal, Untrained
+from dpzv.runtime.assemble_server import make_server
+from dpzv.runtime.journal import Journal, Snapshot, Untrained
+from dpzv.runtime.mapped_table import whole
 from dpzv.runtime.opening import open_gate
 from dpzv.runtime.run_folder import RunFolder
+from dpzv.runtime.run_plan import ServerParts
 
-__all__ = ["Opened", "ServerRun"]
+__all__ = ["Observer", "Opened", "ServerRun"]
+
+Observer = Callable[[Snapshot], bool]
+"""A driver calls it after every round; returning false stops the run, which can be resumed."""
 
 AT_STAKE = 0.02
 """A checkpoint is written when a crash would forfeit this share of a head's steps."""
@@ -64,17 +65,8 @@ class ServerRun:
     round sets `evaluation_due` and `checkpoint_due`, which say what its driver has to do before the next one.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        records: ServerRecords,
-        widths: tuple[int, ...],
-        plan: PrivacyPlan,
-        noise: NoiseSource,
-        folder: RunFolder,
-    ) -> None:
-        """`plan` is what the run is asked for now; where the folder has a ledger, the plan in it is used."""
-        self.refuse(config, records, widths)
+    def __init__(self, given: ServerParts, folder: RunFolder) -> None:
+        config, records, plan = given.config, given.records, given.plan
         self.config, self.folder, self.D_test = config, folder, len(records.y_test)
         self.begun = self.evaluation_due = self.checkpoint_due = False
         self._rows: dict[int, int] = {}  # rows of the table that each device has filled so far
@@ -83,20 +75,15 @@ class ServerRun:
         self._rounds, self._indexed = [array("q") for _ in range(plan.M)], -1
         self.schedules = schedules_of(config, plan)
         with ExitStack() as stack:
-            self.gate = open_gate(config, records, plan, noise, folder, self.schedules)
+            self.gate = open_gate(given, folder, self.schedules)
             self.ledger, self.plan = stack.enter_context(self.gate.ledger), self.gate.plan
             stack.enter_context(folder)
             counts = self.gate.label_counts(records.y_train, max(records.outputs, 2))
-            self.server = make_server(config, records, widths, self.schedules, self.plan, noise, counts)
+            self.server = make_server(given, self.schedules, self.plan, counts)
             self.codecs = tuple(codec_of(config, m, self.plan.M) for m in range(1, self.plan.M + 1))
             self.journal = Journal(config, records, self.server, self.gate, folder)
             self._saved = time.monotonic()
             self._stack = stack.pop_all()
-
-    @staticmethod
-    def refuse(config: Config, records: ServerRecords, widths: tuple[int, ...]) -> None:
-        """Refuse a configuration that does not fit the labels and the devices; nothing is written yet."""
-        check_head(config, records, widths)
 
     def __enter__(self) -> Self:
         return self

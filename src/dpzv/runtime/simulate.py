@@ -17,16 +17,16 @@ import torch
 
 from dpzv.config import Config
 from dpzv.data.dataset import Dataset
+from dpzv.privacy.noise import NoiseSource
 from dpzv.protocol.messages import Embeddings, Evaluation, Fill, Release
 from dpzv.runtime.assemble_device import make_device, uplink_of
 from dpzv.runtime.checkpoint import Simulated, save_weights
 from dpzv.runtime.clock import VirtualClock, speeds_of
 from dpzv.runtime.device_networks import Networks, make_networks
 from dpzv.runtime.device_view import view_logs
-from dpzv.runtime.journal import Observer
 from dpzv.runtime.run_folder import RunFolder
-from dpzv.runtime.run_plan import NoiseSource, named_parents, noise_of, plan_of, sizes_of, warn
-from dpzv.runtime.server_run import ServerRun
+from dpzv.runtime.run_plan import ServerParts, named_parents, noise_of, plan_of, sizes_of, warn
+from dpzv.runtime.server_run import Observer, ServerRun
 
 __all__ = ["Simulation"]
 
@@ -48,27 +48,26 @@ class Simulation:
         noise: NoiseSource | None = None,
     ) -> None:
         """`begun` is the folder of a run that goes on; `noise` and `networks` replace those of the configuration."""
-        self._config, self._data, self._noise = config, data, noise or noise_of(config)
+        noise = noise or noise_of(config)
         parents = named_parents(config, data.names, begun)
-        self._plan = plan_of(config, len(data.y_train), len(data.x_train), parents)
-        self._speeds = speeds_of(config, self._plan.M)
-        sizes, uplink = sizes_of(config, self._plan.D, self._plan.M), uplink_of(config, self._plan, self._noise)
+        plan = plan_of(config, len(data.y_train), len(data.x_train), parents)
+        self._speeds = speeds_of(config, plan.M)
+        sizes, uplink = sizes_of(config, plan.D, plan.M), uplink_of(config, plan, noise)
         networks = networks or partial(make_networks, config, data)
         made = [
             make_device(config, m, network, torch.from_numpy(x), torch.from_numpy(x_test), sizes, uplink)
             for m, (network, x, x_test) in enumerate(
-                zip(networks(self._plan, self._noise), data.x_train, data.x_test, strict=True), 1
+                zip(networks(plan, noise), data.x_train, data.x_test, strict=True), 1
             )
         ]
         self.devices = [device for device, _ in made]
         self._widths = tuple(width for _, width in made)
-        self._records = data.server_records()
-        ServerRun.refuse(config, self._records, self._widths)
+        self._given = ServerParts(config, data.server_records(), self._widths, plan, noise)
 
     @contextmanager
     def opened(self, folder: RunFolder) -> Iterator[None]:
         """Inside the block the run is open in `folder`, at its start or where it was interrupted."""
-        with ServerRun(self._config, self._records, self._widths, self._plan, self._noise, folder) as self.server_run:
+        with ServerRun(self._given, folder) as self.server_run:
             self.clock = self._started_clock()
             self._beside = Simulated(self.devices, self.clock)
             self.server_run.restore(self._beside)
@@ -101,7 +100,7 @@ class Simulation:
         run = self.server_run
         if not run.begun:
             warn(run.plan)
-            if self._config.table.start == "fill":
+            if run.config.table.start == "fill":
                 self._fill(observe)
             self.evaluate()
             self.save()
@@ -173,10 +172,10 @@ class Simulation:
 
     def _started_clock(self) -> VirtualClock:
         """The clock at its start; it knows the bytes up and down of one batch of each device, without framing."""
-        run, config, widths = self.server_run, self._config, self._widths
+        run, widths = self.server_run, self._widths
         B, method, up, down = run.plan.B, run.server.method, [], []
         for m, (codec, width) in enumerate(zip(run.codecs, widths, strict=True), 1):
             h = np.empty((B, width), np.float32)
             up.append(codec.payload_bytes(Embeddings(m, 0, (h,) * method.arrays)))
             down.append(codec.payload_bytes(Release(0, m, 0, np.empty(method.numbers(B, width)))))
-        return VirtualClock(self._speeds, tuple(up), tuple(down), config.train.seed)
+        return VirtualClock(self._speeds, tuple(up), tuple(down), run.config.train.seed)

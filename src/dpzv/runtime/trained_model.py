@@ -24,8 +24,8 @@ from dpzv.errors import ConfigError
 from dpzv.models.final_head import load_head
 from dpzv.models.losses import predictions, probabilities
 from dpzv.runtime.device_networks import Networks, load_weights
-from dpzv.runtime.journal import Observer
 from dpzv.runtime.run import run
+from dpzv.runtime.server_run import Observer
 from dpzv.terms import Task
 
 __all__ = ["TrainedModel", "merged", "refuse_disorder", "train"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, norm
 from tests.plans import cost_of
 
-from dpzv.attacks.bound import (
+from dpzv.attacks.lower_bound import (
     MOST_FACTOR,
     Evidence,
     at_factor,
