@@ -23,6 +23,8 @@ from dpzv.config import Config
 from dpzv.data.dataset import Dataset
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.methods.rules import Question
+from dpzv.protocol.codec import Codec
+from dpzv.protocol.messages import Embeddings
 from dpzv.rng import numbered, seed_of
 from dpzv.runtime import grid
 from dpzv.runtime.device_networks import make_networks
@@ -31,7 +33,7 @@ from dpzv.runtime.fused_devices import Products
 from dpzv.runtime.fused_engine import Engine, run_fused
 from dpzv.runtime.fused_head import FusedHeadSteps, buffer_size
 from dpzv.runtime.fused_kinds import HEADS, METHODS, alike, why_not
-from dpzv.runtime.fused_round import HEAD_MOVES, ROUNDS
+from dpzv.runtime.fused_round import HEAD_MOVES, ROUNDS, in_halves
 from dpzv.runtime.progress import Pace
 from dpzv.runtime.run import load_data, resume
 from dpzv.runtime.run_folder import RunFolder
@@ -193,6 +195,31 @@ def test_fused_rounds_are_those_of_the_reference(case: str, accelerator: str, tm
     assert 0 < largest_difference(one, two) < 1e-3
 
 
+@pytest.mark.parametrize("arrays", [1, 2, 3, 5])
+def test_half_precision_is_that_of_the_codec(arrays: int) -> None:
+    """To the bit, for two runs with radii of their own; so are values that half precision cannot hold."""
+    h = torch.randn(2, arrays, 6, 4, generator=torch.Generator().manual_seed(arrays)) * 3
+    h[1, 0, 2, 3], h[0, -1, 1, 1] = 1e5, math.nan
+    lam = torch.tensor([1e-3, 0.01], dtype=torch.float64)
+    h[:, 1:] = h[:, :1] + lam.float()[:, None, None, None] * h[:, 1:]
+    found = in_halves(h, lam)
+    for r in range(2):
+        codec = Codec("float16", float(lam[r]), arrays=arrays)
+        sent = codec.decode(codec.encode(Embeddings(1, 0, tuple(one.numpy() for one in h[r]))))
+        assert isinstance(sent, Embeddings)
+        np.testing.assert_array_equal(found[r].numpy(), np.stack(sent.h))
+    assert not torch.equal(found.nan_to_num(), h.nan_to_num())
+
+
+@pytest.mark.parametrize("case", ["vafl", "vfl-czofo"])
+def test_fused_rounds_take_embeddings_in_half_precision(case: str, tmp_path: Path) -> None:
+    """Without it the numbers would differ by a hundredth of their size, or more."""
+    config = changed("digits", "train.rounds=30", *CASES[case], "codec.name=float16")
+    one, _ = played(config, tmp_path / "reference", by_messages, 30, double=False)
+    two, _ = played(config, tmp_path / "fused", fused, 30, double=False)
+    assert largest_difference(one, two) < 1e-4
+
+
 def test_runs_that_advance_together_are_what_each_is_alone(tmp_path: Path) -> None:
     """Seeds, budgets, steps and clips differ; every run has its own numbers."""
     changes = (("train.seed=1",), ("privacy.epsilon=2", "train.eta_m=0.03"), ("privacy.C=0.5", "train.momentum=0.5"))
@@ -306,7 +333,7 @@ def test_runs_of_a_grid_advance_together_in_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "words"),
-    [("noise.source=exact", "secret"), ("codec.name=float16", "codec"), ("train.rounds=0", "no rounds")],
+    [("noise.source=exact", "secret"), ("codec.name=int8", "codec int8"), ("train.rounds=0", "no rounds")],
 )
 def test_what_cannot_be_fused_is_refused_before_anything_is_written(setting: str, words: str, tmp_path: Path) -> None:
     config = changed("digits", "runtime.kind=fused", setting)

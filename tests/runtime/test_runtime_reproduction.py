@@ -14,7 +14,7 @@ import torch
 
 from dpzv import config as configuration
 from dpzv import recipes
-from dpzv.config import Config
+from dpzv.config import Config, Tree
 from dpzv.data.dataset import Dataset, Records, from_arrays
 from dpzv.errors import ConfigError
 from dpzv.privacy.gdp import mu_of
@@ -64,13 +64,23 @@ def _rival(cell: Cell) -> bool:
     return cell.job.config.train.method != "dpzv"
 
 
-def test_runs_that_are_asked_to_be_fused_are_where_they_can_be(tmp_path: Path) -> None:
-    changes = {"runtime": {"kind": "fused"}, "codec": {"name": "float32"}}
-    found = cells_of(item_of("fig-widths"), Asked("full", tmp_path, (changes,), {}))
+@pytest.mark.parametrize("runtime", [{"kind": "fused"}, {"accelerator": "cuda"}])
+def test_runs_are_fused_where_they_can_be_if_asked_to_or_on_an_accelerator(runtime: Tree, tmp_path: Path) -> None:
+    found = cells_of(item_of("fig-honest"), Asked("full", tmp_path, ({"runtime": runtime},), {}))
     kinds = {(cell.row, bool(cell.job.program)): cell.job.config.runtime.kind for cell in found}
     assert kinds["dpzv", False] == "fused"
     assert kinds["untrained", False] == "simulate"  # it has no rounds
     assert {kind for (_, program), kind in kinds.items() if program} == {"simulate"}
+
+
+@pytest.mark.parametrize("name", ["fig-widths", "fig-memory", "fig-theory"])
+def test_a_run_counts_wherever_it_was_computed_unless_it_measures_the_machine(name: str) -> None:
+    elsewhere = {"runtime": {"accelerator": "cuda", "threads": 4}}
+    here, there = (cells_of(item_of(name), Asked("full", Path("nowhere"), changes)) for changes in ((), (elsewhere,)))
+    for one, other in zip(here, there, strict=True):
+        assert other.job.config.runtime.accelerator == "cuda"
+        assert (one.job.key == other.job.key) == (one.row != "memory")
+        assert one.job.key == f"{one.job.name}-{config_hash(one.job.config)[:12]}"
 
 
 def test_every_method_has_the_same_number_of_trials() -> None:

@@ -185,8 +185,10 @@ This page is written by `dpzv reproduce` from run records, and by nothing else: 
   so. What all methods share (widths, codec, the momentum of the head) was chosen with DPZV beforehand, which favours
   it.
 
-The records behind the published page are in the repository: `python -m benchmarks.reproduction_records unpack
-runs/reproduce-full` brings them back, and the command goes on from there.
+A run counts wherever it was computed: on a CPU round by round, or on an accelerator in fused rounds (`--set
+runtime.accelerator=cuda --jobs 4`), whose results differ by rounding. The records behind the published page are in the
+repository: `python -m benchmarks.reproduction_records unpack runs/reproduce-full` brings them back, and the command
+goes on from there.
 
     {command}
 """

@@ -33,7 +33,8 @@ class Knobs:
     """What may differ from run to run, [R] each, and what may not.
 
     `C` clips one record's answer, over all K directions together; `C_h` clips embeddings; `lam_0` is the radius of the
-    head's own steps; `momentum` and `momentum_0` are those of devices and head; `C_0` clips a record's gradient in w_0.
+    head's own steps; `momentum` and `momentum_0` are those of devices and head; `C_0` clips a record's gradient in w_0;
+    `halves` says whether embeddings are sent in half precision.
     """
 
     C: Tensor
@@ -46,6 +47,7 @@ class Knobs:
     head_rule: HeadRuleName
     losses_back: bool
     head_batch: int
+    halves: bool
 
 
 def board_of(simulations: Sequence[Simulation]) -> Board:
@@ -85,4 +87,5 @@ def knobs_of(simulations: Sequence[Simulation]) -> Knobs:
         head_rule=first.config.head.rule,
         losses_back=first.server.method.C == float("inf"),
         head_batch=first.plan.head_batch,
+        halves=first.config.codec.name == "float16",
     )

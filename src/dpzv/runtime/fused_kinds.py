@@ -19,8 +19,8 @@ def why_not(config: Config) -> str:
     """Why a run of `config` cannot be fused, in words that follow "since"; empty if it can."""
     if config.noise.source != "seeded":
         return "its noise is secret, and only simulated noise can be drawn ahead"
-    if config.codec.name != "float32":
-        return f"the codec {config.codec.name} rounds every message by itself"
+    if config.codec.name == "int8":
+        return "the codec int8 draws coins for every message"
     if config.train.method not in METHODS:
         return f"method {config.train.method} has no fused round"
     if config.head.rule not in HEADS:

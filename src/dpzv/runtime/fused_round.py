@@ -22,7 +22,7 @@ from dpzv.runtime.fused_head import Heads
 from dpzv.runtime.fused_tape import Tape
 from dpzv.terms import HeadRuleName, MethodName
 
-__all__ = ["HEAD_MOVES", "ROUNDS"]
+__all__ = ["HEAD_MOVES", "ROUNDS", "in_halves"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +58,23 @@ def clipped(rows: Tensor, C: Tensor, keep: Tensor, dim: int) -> Tensor:
     return rows.nan_to_num(0.0, 0.0, 0.0) * size.nan_to_num(0.0)
 
 
+def in_halves(h: Tensor, lam: Tensor) -> Tensor:
+    """Embeddings [R, P, B, k] as the codec float16 carries them (`protocol/codec.py`), with the radius `lam` [R].
+
+    One embedding and slopes are sent in half precision: of two points the midpoint, of more the first one.
+    """
+
+    def half(numbers: Tensor) -> Tensor:
+        return numbers.half().to(h.dtype)
+
+    first, others, radius = h[:, :1], h[:, 1:], lam.to(h.dtype)[:, None, None, None]
+    if h.shape[1] == 2:
+        middle, part = half((first + others) * 0.5), half((others - first) / (radius + radius)) * radius
+        return torch.cat((middle - part, middle + part), 1)
+    sent = half(first)
+    return torch.cat((sent, half((others - first) / radius) * radius + sent), 1)
+
+
 class Round:
     """A round of devices of one architecture; a subclass for each method says what is sent and answered.
 
@@ -90,6 +107,7 @@ class Round:
 
     def _received(self, batch: Batch, h: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings [R, P, B, k] as the server takes them, and which records [R, 1, B] are within the public bound."""
+        h = in_halves(h, batch.row["lam"]) if self.knobs.halves else h
         peak = torch.linalg.vector_norm(h, ord=math.inf, dim=(1, 3), out=batch.out["peak"])
         kept = (peak <= LARGEST)[:, None]  # false for nan, which a norm hands on
         return torch.where(kept[..., None], h, 0.0), kept

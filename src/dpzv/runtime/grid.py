@@ -50,18 +50,20 @@ class Job:
     """One run of a grid: its name without the hash, its configuration and its T.
 
     A job with a `program` is no run of the configuration: that module takes it and a folder, and leaves a summary there
-    (`ceiling.py` trains the same devices and head by backpropagation).
+    (`ceiling.py` trains the same devices and head by backpropagation). `found_by` is the configuration by whose hash
+    the run is found, where that is not its own.
     """
 
     name: str
     config: Config
     rounds: int
     program: str = ""
+    found_by: Config | None = None
 
     @property
     def key(self) -> str:
         """The name of its folder."""
-        return f"{self.name}-{config_hash(self.config)[:12]}"
+        return f"{self.name}-{config_hash(self.found_by or self.config)[:12]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import msgspec
 
 from dpzv import config as configuration
 from dpzv import recipes
-from dpzv.config import Config, Tree
+from dpzv.config import Config, RuntimeSection, Tree
 from dpzv.data import catalogue
 from dpzv.privacy.gdp import mu_of
 from dpzv.runtime.fused_kinds import fused_if_possible
@@ -57,6 +57,9 @@ POINTS = 20
 
 EVERY: Tree = {"noise": {"source": "seeded"}, "runtime": {"threads": 1}}
 """What all runs have: noise that can be repeated, and one thread, so that a run's hash is the same on every machine."""
+
+MEASURED = "memory"
+"""The row whose figures are about the machine; every other row's runs count wherever they were computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,14 +197,22 @@ def _cell(made: _Made, asked: Asked) -> Cell:
         seed=made.seed,
         case=made.case,
         trials=tuned.trials if made.kind.tuned or made.kind.like else None,
-        job=Job(name, config, rounds, made.kind.program),
+        job=Job(name, config, rounds, made.kind.program, config if made.row == MEASURED else _anywhere(config)),
         seconds=_seconds(config, workload, rounds),
-        missing="" if made.row == "memory" else _missing(config.data.name, own or config.data.path),
+        missing="" if made.row == MEASURED else _missing(config.data.name, own or config.data.path),
     )
 
 
+def _anywhere(config: Config) -> Config:
+    """The same run on a CPU with one thread, by which it is found wherever it is computed; rounding alone differs."""
+    return msgspec.structs.replace(config, runtime=RuntimeSection(threads=1))
+
+
 def _configured(tree: Tree, made: _Made, changes: list[Tree], tuned: Tuned | None) -> tuple[Config, int]:
-    """A run's configuration and its rounds; a length that trials chose counts for items that have a length."""
+    """A run's configuration and its rounds; a length that trials chose counts for items that have a length.
+
+    On an accelerator rounds are fused where they can be.
+    """
     workload, general = workloads()[made.runs.workload], recipes.settings("", made.runs.accounting)
 
     def parsed(*more: Tree) -> tuple[Config, int]:
@@ -214,6 +225,8 @@ def _configured(tree: Tree, made: _Made, changes: list[Tree], tuned: Tuned | Non
         config, rounds = parsed({"train": own})
         if rounds < POINTS * config.train.eval_every:
             config, rounds = parsed({"train": {**own, "eval_every": max(1, rounds // POINTS)}})
+    if config.runtime.accelerator == "cuda":
+        config = msgspec.structs.replace(config, runtime=msgspec.structs.replace(config.runtime, kind="fused"))
     return fused_if_possible(config, rounds=not made.kind.program), rounds
 
 
