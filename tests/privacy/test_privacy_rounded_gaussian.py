@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,6 +74,35 @@ def test_a_cell_is_decided_by_further_bits() -> None:
     assert set(drawn) <= {5, 6}
     assert stats.binomtest(drawn.count(5), 300, share).pvalue > ALPHA
     assert _cell(table, 2**64 - 1, stream(0)) < len(table.whole)
+
+
+class Words(np.random.Generator):
+    """First bits that choose a cell by `word`, and a point at its left end that is kept; further bits are counted."""
+
+    def __init__(self, word: int, further: bytes) -> None:
+        super().__init__(np.random.Philox(key=0))
+        self.word, self.further, self.asked = word, further, 0
+
+    def integers(self, *_: Any) -> Any:
+        """A point at the left end of a cell is always kept."""
+        return np.repeat(np.array([[self.word], [0], [0]], np.uint64), 9, axis=1)
+
+    def bytes(self, length: int) -> bytes:
+        self.asked += 1
+        return self.further * length
+
+
+@pytest.mark.parametrize(
+    ("beside", "further", "cell", "asked"),
+    [(0, b"\0", 5, True), (0, b"\xff", 6, True), (-1, b"\xff", 5, False), (1, b"\0", 6, False)],
+)
+def test_further_bits_are_drawn_where_the_first_ones_do_not_decide(
+    beside: int, further: bytes, cell: int, asked: bool
+) -> None:
+    table = _table(70.0)
+    words = Words(int(table.first[5]) + beside, further)
+    assert rounded_gaussian(70.0, 1, words).tolist() == [cell << table.log_width]
+    assert (words.asked > 0) == asked
 
 
 @pytest.mark.parametrize("scale", [0.0, 63.9, 2.0**58, math.inf, math.nan])

@@ -45,6 +45,7 @@ COLOURS = {
     "untrained": "#222222",
     "backpropagation": "#222222",
     "public": "#e69f00",
+    "whole": "#f0c000",
     "plain": "#222222",
 }
 """The same colour for the same method in all figures."""

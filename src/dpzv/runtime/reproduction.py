@@ -198,7 +198,7 @@ def _cell(made: _Made, asked: Asked) -> Cell:
         case=made.case,
         trials=tuned.trials if made.kind.tuned or made.kind.like else None,
         job=Job(name, config, rounds, made.kind.program, config if made.row == MEASURED else _anywhere(config)),
-        seconds=_seconds(config, workload, rounds),
+        seconds=made.kind.slower * _seconds(config, workload, rounds),
         missing="" if made.row == MEASURED else _missing(config.data.name, own or config.data.path),
     )
 

@@ -86,6 +86,7 @@ class RowKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frozen: str = "frozen"
     alike: bool = False
     program: str = ""
+    slower: float = 1.0  # how many times as long as the workload's a round takes, to estimate how long runs take
     set: dict[str, Any] = {}
     paper: dict[str, Any] = {}
     exact: dict[str, Any] = {}

@@ -91,7 +91,7 @@ def clipped_rows(
         return terms, 1.0
     grid = math.ldexp(C, -GRID_BITS)
     largest = np.maximum.reduce(np.abs(terms), axis=1)
-    largest[largest == 0] = 1.0
+    largest[largest == 0] = grid  # rows of zeros stay zeros, whatever divides them
     unit = terms / largest[:, None]
     norm = np.sqrt(np.add.reduce(np.square(unit), axis=1))
     with np.errstate(over="ignore"):  # a quotient may overflow; then the other one is taken
