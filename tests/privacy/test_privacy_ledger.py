@@ -9,6 +9,7 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from dpzv.errors import PrivacyRefused
 from dpzv.privacy.events import PlannedRelease, unit_mu
 from dpzv.privacy.head_steps import HeadSteps
 from dpzv.privacy.ledger import Ledger
+from dpzv.privacy.ledger_file import plain_errors
 from dpzv.privacy.plan import PrivacyPlan, epsilon_spent, request_of, start_event
 from dpzv.privacy.planning import make_plan
 from dpzv.privacy.statement import read_ledger
@@ -525,6 +527,16 @@ def test_the_request_alone_reopens_a_ledger(tmp_path: Path) -> None:
 
 
 # --- many rounds in one piece ---------------------------------------------------------------------
+
+
+def test_a_ledger_that_another_program_locks_is_said_to_be_in_use(tmp_path: Path) -> None:
+    """Whoever reads that waits; a ledger that cannot be read would end the run for good."""
+    path = tmp_path / "ledger.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as other, closing(sqlite3.connect(path, 0)) as own:
+        other.execute("CREATE TABLE meta (key)")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(PrivacyRefused, match="in use by another process"), plain_errors(path):
+            own.execute("SELECT * FROM meta")
 
 
 def block(rounds: Iterable[int]) -> list[tuple[int, int, int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
@@ -225,13 +225,10 @@ def snapshot(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
         while True:
             alone = not log.exists()
             name = f"file:{quote(str(path.resolve()))}?mode=ro" + ("&immutable=1" if alone else "")
-            connection = sqlite3.connect(name, uri=True, isolation_level=None, timeout=5.0)
-            try:
+            with closing(sqlite3.connect(name, uri=True, isolation_level=None, timeout=5.0)) as connection:
                 _refuse_damaged(connection)
                 connection.execute("BEGIN")
                 found = read(connection)
-            finally:
-                connection.close()
             if not (alone and log.exists()):
                 return found
 
@@ -247,11 +244,8 @@ def _is_of_run(path: Path, run_id: str) -> bool:
     if not os.path.isfile(path):
         return False
     try:
-        connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=5.0)
-        try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=5.0)) as connection:
             return _meta(connection, "run_id") == run_id
-        finally:
-            connection.close()
     except (sqlite3.Error, TypeError) as error:  # what is damaged cannot go on; what is locked or hidden perhaps can
         return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DISK | _BUSY
 
