@@ -140,6 +140,14 @@ def test_test_rows_and_the_first_fill_keep_the_bound() -> None:
     assert server.zeroed == [1, 0]
 
 
+@pytest.mark.parametrize(("m", "start", "rows", "width"), [(3, 0, 1, K), (1, -1, 1, K), (1, 1, 2, K), (1, 0, 2, 1)])
+def test_test_rows_of_other_records_or_widths_are_refused(m: int, start: int, rows: int, width: int) -> None:
+    """One row of another width, or rows that end too late, would be put where they do not belong."""
+    _, server = make()
+    with pytest.raises(PeerError, match="the link is closed"):
+        server.evaluation_rows([Evaluation(m, start, np.ones((rows, width), np.float32))], 2)
+
+
 def test_records_past_their_cap_contribute_nothing() -> None:
     devices, server = make()
     assert server.ask(devices[0].upload(), np.zeros(B, bool)).totals[0] == 0
