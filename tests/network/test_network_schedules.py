@@ -78,7 +78,7 @@ class Schedule:
 
 
 def server_dies(where: str, nth: int = 1, **names: Any) -> Schedule:
-    return Schedule(f"server killed: {where}", {"server": Fault(where, nth)}, **names)
+    return Schedule(f"server killed: {where}, {nth}", {"server": Fault(where, nth)}, **names)
 
 
 def device_dies(where: str, nth: int = 1, **names: Any) -> Schedule:
@@ -163,6 +163,7 @@ SCHEDULES = (
     server_dies("sent release", 60, config=LEARNING),
     server_dies("a checkpoint is due", 3, config=LEARNING),
     server_dies("half-written state.safetensors", 3),
+    server_dies("half-written state.safetensors", 19),
     server_dies("the refit begins"),
     server_dies("no summary yet"),
     server_dies("the summary is written"),

@@ -81,6 +81,27 @@ def test_rows_are_filled_in_order_once_and_before_the_rounds(tmp_path: Path) -> 
             run.fill(Fill(1, 0, first.h), 10)
 
 
+@pytest.mark.parametrize(("apart", "saved"), [(True, [5, 10, 15, 20, 25, 30, 35, 40]), (False, [])])
+def test_old_rows_in_the_table_of_a_server_that_comes_back_are_few(
+    apart: bool, saved: list[int], tmp_path: Path
+) -> None:
+    """Where devices do not go back with it, it lacks a twentieth of all rounds at most, however fast these are."""
+    config = config_of("train.rounds=100", "head.rule=frozen", "runtime.checkpoint_seconds=1e6")
+    data = load_data(config)
+    simulation, due = Simulation(config, data, partial(make_networks, config, data)), []
+    with simulation.opened(RunFolder(tmp_path)):
+        simulation.begin(lambda snapshot: True)
+        run = simulation.server_run
+        if apart:
+            run.restore()
+        for t in range(1, 41):
+            simulation.round()
+            if run.checkpoint_due:
+                due.append(t)
+                run.save()
+    assert due == saved
+
+
 def test_more_directions_than_the_account_counts_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"train\.q must be at most 65536, got 65537"):
         plan_of(config_of("train.method=vfl-czofo", "privacy.protects=labels", "train.q=65537"), 1000, 4)

@@ -39,6 +39,10 @@ Observer = Callable[[Snapshot], bool]
 AT_STAKE = 0.02
 """A checkpoint is written when a crash would forfeit this share of a head's steps."""
 
+STALE = 0.05
+"""A checkpoint is written after this share of all rounds, too, where devices do not go back with the server: after a
+crash its table has old rows in the place of those that came since, until devices are at the same records again."""
+
 AT_ONCE = 1024
 """The rounds that are read from the ledger at once for a device that has missed some; the server waits meanwhile."""
 
@@ -69,6 +73,10 @@ class ServerRun:
         config, records, plan = given.config, given.records, given.plan
         self.config, self.folder, self.D_test = config, folder, len(records.y_test)
         self.begun = self.evaluation_due = self.checkpoint_due = False
+        self._saved_t, self._apart = (
+            0,
+            False,
+        )  # the round of the last checkpoint; whether devices are processes of their own
         self._rows: dict[int, int] = {}  # rows of the table that each device has filled so far
         self._filled: set[int] = set()  # devices that have filled all their rows
         # for each device the rounds of its releases, as far as round `_indexed` of the ledger; see `_rounds_of`
@@ -99,6 +107,7 @@ class ServerRun:
         since then are not computed again: their releases stand, their rows in the table stay as old as they were, and
         head steps that were paid for and lost stay paid for.
         """
+        self._apart = beside is None
         if not self.folder.checkpoint.exists():
             if beside is None and self.ledger.releases:
                 raise DataError(
@@ -108,7 +117,7 @@ class ServerRun:
             self.folder.cut((0, 0))
             return
         progress = checkpoint.load(self.folder.checkpoint, self.server, beside)
-        self.begun = True
+        self.begun, self._saved_t = True, progress.t
         self.journal.meter, self.journal.targets = progress.meter, dict(progress.targets)
         self.journal.seconds_before = progress.seconds
         self.journal.account()
@@ -188,7 +197,8 @@ class ServerRun:
         meter.payload_bytes += payload
         self.evaluation_due = t % self.config.train.eval_every == 0 or t == self.plan.T
         late = time.monotonic() - self._saved > self.config.runtime.checkpoint_seconds
-        self.checkpoint_due = late or self.gate.at_stake >= AT_STAKE
+        stale = self._apart and t - self._saved_t >= STALE * self.plan.T
+        self.checkpoint_due = late or stale or self.gate.at_stake >= AT_STAKE
 
     def has_round(self, m: int) -> bool:
         """Whether device m may still begin a round: each has T // M of them, and the first T % M to ask have one more.
@@ -236,7 +246,7 @@ class ServerRun:
         )
         checkpoint.save(self.folder.checkpoint, server, progress, beside)
         self.gate.kept()
-        self._saved, self.checkpoint_due = time.monotonic(), False
+        self._saved, self._saved_t, self.checkpoint_due = time.monotonic(), server.t, False
 
     def train_head_alone(self) -> None:
         """Take all head steps of a run without rounds, on the first fill of the table."""
