@@ -35,6 +35,9 @@ SETTINGS = (
     "head.refit_steps=4",
 )
 
+LONGER = (f"train.rounds={4 * ROUNDS}", f"head.steps={2 * ROUNDS}")
+"""Over the network a checkpoint is written after every twentieth of the rounds, so few turns have one."""
+
 Hop = tuple[str, str]
 """A file of the package and the qualified name of a function in it."""
 
@@ -70,7 +73,7 @@ def network() -> list[Hop]:
     with tempfile.TemporaryDirectory() as keys, tempfile.TemporaryDirectory() as folder, watch:
         parties = Parties.made(Path(keys))
         watch.begin()
-        asyncio.run(parties.together_over_tls(config_of(*SETTINGS, "head.steps=60"), Path(folder)))
+        asyncio.run(parties.together_over_tls(config_of(*SETTINGS, *LONGER), Path(folder)))
     # the first and the last arrivals belong to the beginning and the end of the run
     arrivals = watch.rounds[2 * DEVICES : -2 * DEVICES]
     turns = [arrivals[i : i + DEVICES] for i in range(len(arrivals) - DEVICES + 1)]
