@@ -1,6 +1,6 @@
 """Rounds per second over TLS, compared with a bare gRPC echo of the same bytes, with one device and with seven.
 
-Rounds of one number are told without a bar: 0.35 to 0.5 of the echoes is what a server in Python can do. With 16
+Rounds of one number are told without a bar: 0.3 to 0.55 of the echoes is what a server in Python can do. With 16
 directions a message the work is a smaller part of the whole, and seven devices have a bar.
 
 The server is in this process; one device has a process of its own, and seven devices share two. All are on loopback.

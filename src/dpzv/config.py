@@ -183,7 +183,7 @@ class RuntimeSection(Section, frozen=True):
     kind: Literal["simulate", "fused", "network"] = "simulate"
     accelerator: Literal["cpu", "cuda"] = "cpu"  # where this party's torch computes
     threads: int = 0  # 0: one for linear and mlp devices, whose operations are short; else as many as there are cores
-    checkpoint_seconds: float = 30.0  # at most, between two checkpoints; what a crash may cost
+    checkpoint_seconds: float = 30.0  # between two checkpoints, at most; what a crash may cost
 
 
 class Config(Section, frozen=True):

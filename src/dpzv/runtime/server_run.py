@@ -73,10 +73,8 @@ class ServerRun:
         config, records, plan = given.config, given.records, given.plan
         self.config, self.folder, self.D_test = config, folder, len(records.y_test)
         self.begun = self.evaluation_due = self.checkpoint_due = False
-        self._saved_t, self._apart = (
-            0,
-            False,
-        )  # the round of the last checkpoint; whether devices are processes of their own
+        self._saved_t = 0  # the round of the last checkpoint
+        self._apart = False  # whether devices are processes of their own, which do not go back with the server
         self._rows: dict[int, int] = {}  # rows of the table that each device has filled so far
         self._filled: set[int] = set()  # devices that have filled all their rows
         # for each device the rounds of its releases, as far as round `_indexed` of the ledger; see `_rounds_of`
