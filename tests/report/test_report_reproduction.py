@@ -321,6 +321,8 @@ def test_axes_use_their_space_whatever_the_first_rounds_were() -> None:
     assert window([steep]) == pytest.approx((90.0 - 0.4, 98.0 + 0.4))
     assert window([Curve("short", [0.0, 1.0], [10.0, 90.0])]) == pytest.approx((6.0, 94.0))
     assert window([Curve("one", [0.0], [5.0])]) == (4.5, 5.5)
+    low, high = window([Curve("huge", [0.0], [1e30])])  # a loss that diverged
+    assert low < 1e30 < high
     assert window([Curve("lost", [0.0, 1.0, 2.0], [math.nan, 10.0, 90.0])]) == pytest.approx((6.0, 94.0))
 
 

@@ -23,6 +23,7 @@ from dpzv.config import Config
 from dpzv.data.dataset import Dataset
 from dpzv.errors import ConfigError, PrivacyRefused
 from dpzv.methods.rules import Question
+from dpzv.models.images import PatchCNN, StripCNN
 from dpzv.protocol.codec import Codec
 from dpzv.protocol.messages import Embeddings
 from dpzv.rng import numbered, seed_of
@@ -393,6 +394,37 @@ def test_convolutions_of_several_runs_are_those_of_each() -> None:
         found = torch.func.vmap(forward)(weight, bias, x)
     for r in range(2):
         assert torch.allclose(found[r], forward(weight[r], bias[r], x[r]), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [PatchCNN, StripCNN])
+def test_image_networks_of_several_runs_are_those_of_each(kind: Callable[..., torch.nn.Module]) -> None:
+    """Records of several runs are a batch of batches, which not every operation of a network can take."""
+    shape = (3, 16) if kind is PatchCNN else (4, 28)
+    networks = [kind(*shape, 8, torch.Generator().manual_seed(run)) for run in range(2)]
+    x = torch.rand(2, 5, math.prod(shape) * (16 if kind is PatchCNN else 1))
+    stacked = {name: torch.stack([n.state_dict()[name] for n in networks]) for name in networks[0].state_dict()}
+
+    def forward(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(networks[0], weights, (x,))
+
+    with Products():
+        found = torch.func.vmap(forward)(stacked, x)
+    for r, network in enumerate(networks):
+        assert torch.allclose(found[r], network(x[r]), rtol=1e-4, atol=1e-5)
+
+
+def test_runs_whose_features_are_computed_once_advance_together_with_their_own_seed_only() -> None:
+    """What layers make that start at random and never move is another thing for every seed."""
+
+    def other_seed_is_alike(*settings: str) -> bool:
+        return len({alike(changed("digits", f"train.seed={seed}", *settings)) for seed in range(2)}) == 1
+
+    mlp = ("devices.model=mlp", "devices.start=random", "train.eta_m=0")
+    assert other_seed_is_alike()
+    assert other_seed_is_alike(*mlp)
+    assert other_seed_is_alike("devices.model=cnn", "devices.start=gabor", "devices.last_layers=1")
+    assert not other_seed_is_alike(*mlp, "devices.last_layers=1")
+    assert not other_seed_is_alike(*mlp, "devices.last_layers=[2, 1, 2, 2]")
 
 
 def test_numbered_seeds_are_those_of_their_names() -> None:

@@ -180,5 +180,5 @@ def window(curves: Sequence[Curve]) -> tuple[float, float]:
     values = [y for curve in curves for y in (curve.y if len(curve.y) < LONG else curve.y[len(curve.y) // 10 + 1 :])]
     finite = [value for value in values if math.isfinite(value)] or [0.0]  # outputs may have become no numbers
     low, high = min(finite), max(finite)
-    room = 0.05 * (high - low) or 0.5
+    room = 0.05 * (high - low) or max(0.5, 0.05 * abs(high))
     return low - room, high + room

@@ -134,6 +134,8 @@ class Products(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
+        if func is Tensor.contiguous and named.get("memory_format") is torch.channels_last:
+            return args[0]  # products gain nothing by it, and `vmap` refuses it
         if func is F.conv2d and len(args) == 7 and not named and torch._C._functorch.is_batchedtensor(args[1]):
             x, weight, bias, stride, padding, dilation, groups = args
             if groups == 1 and tuple(dilation) == (1, 1) and not isinstance(padding, str):
