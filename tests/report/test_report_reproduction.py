@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from dpzv.report.items import fig_budget, fig_convergence, fig_honest, fig_memory, fig_overview, fig_theory
-from dpzv.report.panels import Curve, Panel, draw, level, window
+from dpzv.report.panels import Curve, Panel, draw, level, over_budgets, window
 from dpzv.report.reproduced import ItemRuns, ItemTold, Line, Shown, lines_of, percent, standard
 from dpzv.report.reproduction_page import numbers, verdict, words, write_page
 from dpzv.runtime.reproduction import SMOKE, Asked, Cell, cells_of
@@ -313,6 +313,17 @@ def test_the_overview_says_who_sees_what_in_the_letters_of_the_paper(tmp_path: P
     assert "lam" not in words
     assert "Delta" not in words
     assert ["Δ", "all devices together see every one; the guarantee is about this"] in told.rows
+
+
+def test_every_case_of_a_row_is_a_curve_against_the_budget() -> None:
+    """A rival's longer run at a larger budget, and the one that is as long as its trials."""
+    lines = [Line((shown(cell, 0.5 + 0.1 * bool(cell.case.name)),)) for cell in cells("vafl", name="fig-tradeoff")]
+    panel = over_budgets("MNIST", lines, lambda run: run.in_loop)
+    assert [(curve.label, curve.x) for curve in panel.curves] == [
+        ("VAFL", [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]),
+        ("VAFL, as long as its trials", [3.0, 4.0, 5.0]),
+    ]
+    assert [curve.y[0] for curve in panel.curves] == pytest.approx([50.0, 60.0])
 
 
 def test_axes_use_their_space_whatever_the_first_rounds_were() -> None:

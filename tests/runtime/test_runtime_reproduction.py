@@ -157,13 +157,15 @@ def test_a_length_that_trials_chose_grows_with_the_budget_up_to_that_of_the_item
     (tmp_path / TUNING).mkdir()
     best = {"vafl": Tuned(12, 1.0, 0.9, {"train.passes": 0.2, "train.B": 64})}
     (tmp_path / TUNING / "mnist-paper.toml").write_bytes(msgspec.toml.encode(best))
-    found = {(c.workload, c.row, c.epsilon): c for c in cells("fig-tradeoff", tmp_path)}
+    found = {(c.workload, c.row, c.epsilon): c for c in cells("fig-tradeoff", tmp_path) if not c.case.name}
     config = found["mnist", "vafl", epsilon].job.config
     assert config.train.B == 64
     assert config.train.passes == pytest.approx(passes)
     assert found["mnist", "vafl", epsilon].job.rounds >= 20 * config.train.eval_every
     assert found["mnist", "dpzv", epsilon].job.config.train.passes == 20
     assert found["mnist", "dpzv", epsilon].job.config.train.B == 512
+    as_long = [c for c in cells("fig-tradeoff", tmp_path) if c.case.name and c.row == "vafl" and c.workload == "mnist"]
+    assert [(c.epsilon, c.job.config.train.passes) for c in as_long] == [(5.0, 0.2), (10.0, 0.2), (math.inf, 0.2)]
 
 
 def test_every_row_stands_beside_frozen_devices_whose_head_moves_by_its_own_rule() -> None:

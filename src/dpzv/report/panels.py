@@ -85,15 +85,14 @@ def accuracy(line: dict[str, Any]) -> float | None:
 
 
 def by_row(lines: Sequence[Line], x: Callable[[Line], float], y: Callable[[Shown], float]) -> list[Curve]:
-    """A curve for each row: the mean share `y` of its lines in per cent, against `x`."""
+    """A curve for each row and case: the mean share `y` of its lines in per cent, against `x`."""
     curves = []
-    for row in dict.fromkeys(line.cell.row for line in lines):
-        own = sorted((line for line in lines if line.cell.row == row), key=x)
+    for row, case in dict.fromkeys((line.cell.row, line.cell.case.name) for line in lines):
+        own = sorted((line for line in lines if (line.cell.row, line.cell.case.name) == (row, case)), key=x)
         shares = [100 * (line.mean(y) or 0.0) for line in own]
         marker = "" if row == "plain" and len(own) > 1 else "o"  # one level for all budgets
-        curves.append(
-            Curve(own[0].label, list(map(x, own)), shares, COLOURS.get(row, ""), DASHED.get(row, 0), [], marker)
-        )
+        style = DASHED.get(row, 1 if case else 0)
+        curves.append(Curve(own[0].named, list(map(x, own)), shares, COLOURS.get(row, ""), style, [], marker))
     return curves
 
 

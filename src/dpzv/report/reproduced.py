@@ -109,6 +109,11 @@ class Line:
         return self.cell.kind.title if self.cell.trials != 0 else f"{self.cell.kind.title} (untuned)"
 
     @property
+    def named(self) -> str:
+        """The row and its case in words."""
+        return ", ".join(filter(None, (self.label, self.cell.case.name)))
+
+    @property
     def rule(self) -> tuple[str, str]:
         """Its accounting and its budget in words; a program without privacy has neither."""
         if self.cell.job.program == PLAIN:

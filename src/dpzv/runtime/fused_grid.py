@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
+
+import torch
 
 from dpzv import config as configuration
 from dpzv.config import Config
@@ -25,11 +26,12 @@ __all__ = ["main"]
 def run_together(runs: list[tuple[Config, Path]]) -> bool:
     """Run all that are not finished to their end; false if a signal stopped them, which can then be resumed.
 
-    Runs that were interrupted after different numbers of rounds go on one group after the other.
+    Runs that were interrupted after different numbers of rounds go on one group after the other; so do those of several
+    seeds whose first layers never move, since what these make of the records takes the place of the records.
     """
     with ExitStack() as stack:
         stopped = stack.enter_context(stop_asked())
-        groups: dict[int, list[Simulation]] = defaultdict(list)
+        groups: list[list[Simulation]] = []
         accelerator_of(runs[0][0])
         data = load_data(runs[0][0])
         for config, place in runs:
@@ -40,8 +42,17 @@ def run_together(runs: list[tuple[Config, Path]]) -> bool:
             simulation = Simulation(config, data, begun=place if begun else None)
             folder = folder or RunFolder.create(place, configuration.render(config))
             stack.enter_context(simulation.opened(folder))
-            groups[simulation.server_run.server.t].append(simulation)
-        return all(run_fused(group, lambda snapshot: not stopped()) is not None for group in groups.values())
+            group = next((group for group in groups if _together(group[0], simulation)), None)
+            if group is None:
+                groups.append(group := [])
+            group.append(simulation)
+        return all(run_fused(group, lambda snapshot: not stopped()) is not None for group in groups)
+
+
+def _together(one: Simulation, other: Simulation) -> bool:
+    """Whether two runs are equally far, on the same records."""
+    features = ([device.x_train for device in simulation.devices] for simulation in (one, other))
+    return one.server_run.server.t == other.server_run.server.t and all(map(torch.equal, *features))
 
 
 def main(*paths: Path) -> int:

@@ -57,9 +57,8 @@ def alike(config: Config) -> str:
 
     Step sizes, clips, momentum, radii and noise are numbers on tapes; everything else decides shapes or operations.
     """
-    train, head, privacy, devices = config.train, config.head, config.privacy, config.devices
-    # the seed decides the order of devices, or the features that are computed once in the place of the records
-    drawn = "exponential" in str(devices.compute) or ("random" in str(devices.start) and "1" in str(devices.last_layers))
+    train, head, privacy = config.train, config.head, config.privacy
+    drawn = "exponential" in str(config.devices.compute)  # the order of devices then depends on the seed
     same = replace(
         config,
         recipe="",

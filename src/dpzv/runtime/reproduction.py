@@ -221,7 +221,8 @@ def _configured(tree: Tree, made: _Made, changes: list[Tree], tuned: Tuned | Non
 
     config, rounds = parsed()
     if tuned is not None and tuned.passes and LENGTH in made.runs.set:
-        own = {"passes": min(made.runs.set[LENGTH], tuned.passes * _longer(made.epsilon, tuned, config))}
+        times = _longer(made.epsilon, tuned, config) if made.runs.longer else 1.0
+        own = {"passes": min(made.runs.set[LENGTH], tuned.passes * times)}
         config, rounds = parsed({"train": own})
         if rounds < POINTS * config.train.eval_every:
             config, rounds = parsed({"train": {**own, "eval_every": max(1, rounds // POINTS)}})

@@ -43,6 +43,7 @@ class Runs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seeds: int = 1
     set: dict[str, Any] = {}
     cases: tuple[Case, ...] = (Case(),)
+    longer: bool = True  # whether a run whose length trials chose is longer at a larger budget
     space: dict[str, list[Any]] = {}  # lists of values that take the place of those that all workloads have
 
 

@@ -20,14 +20,15 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
     for line in runs.lines:
         figures = line.text(lambda run: _within(run, most), percent)
         sent = line.text(lambda run: _sent(_last(run, most)) / 1e6 if run.metrics else math.nan, "{:.1f}".format)
-        what = [runs.title(line.cell.workload), line.label, line.rule[1]]
+        what = [runs.title(line.cell.workload), line.named, line.rule[1]]
         rows.append([*what, figures, sent, line.status or "-"])
     rows = [list(row) for row in dict.fromkeys(map(tuple, rows))]  # a simple model is the same for all budgets
     for workload in runs.places:
         title = f"{runs.title(workload)}, {most / 1e6:g} MB"
         panels.append(over_budgets(title, runs.of(workload), lambda run: _within(run, most), falling=True))
     notes = [
-        "The paper does not print its number of bytes. Rivals whose trials chose a short run send fewer of them.",
+        "The paper does not print its number of bytes. Rivals whose trials chose a short run send fewer of them; at a "
+        "larger budget they have a longer run, too, whose steps are those of the short one.",
     ]
     return ItemTold(header, rows, notes, draw(panels, figure))
 
