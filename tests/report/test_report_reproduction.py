@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from dpzv.report.items import fig_budget, fig_convergence, fig_honest, fig_memory, fig_overview, fig_theory
-from dpzv.report.panels import Curve, Panel, draw, level, over_budgets, window
+from dpzv.report.panels import Curve, Panel, by_row, draw, level, over_budgets, window
 from dpzv.report.reproduced import ItemRuns, ItemTold, Line, Shown, lines_of, percent, standard
 from dpzv.report.reproduction_page import numbers, verdict, words, write_page
 from dpzv.runtime.reproduction import SMOKE, Asked, Cell, cells_of
@@ -324,6 +324,14 @@ def test_every_case_of_a_row_is_a_curve_against_the_budget() -> None:
         ("VAFL, as long as its trials", [3.0, 4.0, 5.0]),
     ]
     assert [curve.y[0] for curve in panel.curves] == pytest.approx([50.0, 60.0])
+
+
+def test_a_case_that_is_a_place_on_the_axis_is_a_point_of_its_row() -> None:
+    lines = [
+        Line((shown(cell, 0.5),)) for cell in cells("dpzv", accounting="exact", name="fig-widths") if not cell.seed
+    ]
+    (curve,) = by_row(lines, lambda line: line.cell.case.x or 0.0, lambda run: run.in_loop)
+    assert (curve.label, curve.x) == ("DPZV, first-order head", [1.0, 2.0, 4.0, 8.0, 16.0])
 
 
 def test_axes_use_their_space_whatever_the_first_rounds_were() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from dpzv.report.figure_file import COLOURS, STYLES, legend, over_runs, plain_ticks, save, subplots
 from dpzv.report.reproduced import ItemRuns, Line, Shown, budget_text
 
-__all__ = ["CYCLE", "Curve", "Panel", "accuracy", "against", "by_case", "by_row", "draw", "level"]
+__all__ = ["CYCLE", "DASHED", "Curve", "Panel", "accuracy", "against", "by_case", "by_row", "draw", "level"]
 __all__ += ["over_budgets", "window"]
 
 CYCLE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#222222")
@@ -85,14 +85,14 @@ def accuracy(line: dict[str, Any]) -> float | None:
 
 
 def by_row(lines: Sequence[Line], x: Callable[[Line], float], y: Callable[[Shown], float]) -> list[Curve]:
-    """A curve for each row and case: the mean share `y` of its lines in per cent, against `x`."""
+    """A curve for each row, and for each case that is no place on an axis: means of shares `y` in per cent."""
     curves = []
-    for row, case in dict.fromkeys((line.cell.row, line.cell.case.name) for line in lines):
-        own = sorted((line for line in lines if (line.cell.row, line.cell.case.name) == (row, case)), key=x)
-        shares = [100 * (line.mean(y) or 0.0) for line in own]
+    for name in dict.fromkeys(line.named for line in lines):
+        own = sorted((line for line in lines if line.named == name), key=x)
+        row, shares = own[0].cell.row, [100 * (line.mean(y) or 0.0) for line in own]
         marker = "" if row == "plain" and len(own) > 1 else "o"  # one level for all budgets
-        style = DASHED.get(row, 1 if case else 0)
-        curves.append(Curve(own[0].named, list(map(x, own)), shares, COLOURS.get(row, ""), style, [], marker))
+        style = DASHED.get(row, int(name != own[0].label))
+        curves.append(Curve(name, list(map(x, own)), shares, COLOURS.get(row, ""), style, [], marker))
     return curves
 
 

@@ -110,8 +110,9 @@ class Line:
 
     @property
     def named(self) -> str:
-        """The row and its case in words."""
-        return ", ".join(filter(None, (self.label, self.cell.case.name)))
+        """The row in words, and its case, unless that is a place on an axis."""
+        case = self.cell.case
+        return f"{self.label}, {case.name}" if case.name and case.x is None else self.label
 
     @property
     def rule(self) -> tuple[str, str]:

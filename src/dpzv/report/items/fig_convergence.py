@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dpzv.report.panels import Panel, accuracy, against, draw, level
+from dpzv.report.panels import DASHED, Panel, accuracy, against, draw, level
 from dpzv.report.reproduced import ItemRuns, ItemTold, budget_text, standard
 
 __all__ = ["told"]
@@ -18,7 +18,11 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
         lines = runs.of(workload)
         for epsilon in dict.fromkeys(line.cell.epsilon for line in lines):
             own = [line for line in lines if line.cell.epsilon == epsilon]
-            curves = [against(line, lambda m: m["round"], _later) for line in own if line.cell.row != "plain"]
+            curves = [
+                against(line, lambda m: m["round"], _later, style=DASHED.get(line.cell.row, 0))
+                for line in own
+                if line.cell.row != "plain"
+            ]
             curves += [level(line, curves) for line in own if line.cell.row == "plain"]
             title = f"{runs.title(workload)}, epsilon {budget_text(epsilon)}"
             panels.append(Panel(title, "rounds", "test accuracy in the loop, %", curves, log_x=True))

@@ -28,7 +28,8 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
     panels = [panel for workload in runs.places for panel in _panels(runs, workload)]
     note = (
         "One device needs 1, 4 or 16 times as long for a batch. In a synchronous run everybody waits for the slowest, "
-        "so it is the run in which all are as slow. Every device has the same number of rounds, so both end when the "
+        "so it is the run in which all are as slow: its rounds are those of equal speeds, and panels of delay have one "
+        "point for both. Every device has the same number of rounds, so both end when the "
         "slowest has had its own; an asynchronous run learns from the others' rounds meanwhile. What frozen devices "
         "send never gets old, so with them only the order of the head's batches differs. One seed: differences of some "
         "tenths of a point are within its noise."
@@ -49,6 +50,8 @@ def _panels(runs: ItemRuns, workload: str) -> list[Panel]:
             curves.append(
                 against(line, lambda m: m["virtual_seconds"], accuracy, label=name, colour=colour, style=style)
             )
+            if style:
+                continue
             delay, at_end = line.mean(_of("mean_delay")), line.mean(lambda run: run.in_loop)
             dots.append(Curve(name, [delay or 0.0], [100 * (at_end or 0.0)], colour, marker="o"))
         title = f"{runs.title(workload)}: {own[0].label}"

@@ -19,4 +19,5 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
         ticks = {width: f"{width:g}" for width in sorted({line.cell.case.x or 0.0 for line in lines})}
         label = "numbers that a device sends for a record"
         panels.append(Panel(runs.title(workload), label, "test accuracy, refitted, %", curves, True, False, ticks))
-    return ItemTold(*standard(runs), ["Settings were chosen at width 4."], draw(panels, figure))
+    notes = ["Settings were chosen at width 4; the figure shows the mean of all seeds."]
+    return ItemTold(*standard(runs), notes, draw(panels, figure))

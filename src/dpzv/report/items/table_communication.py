@@ -46,7 +46,7 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
         curves += [level(line, curves) for line in runs.of(place) if line.cell.row == "plain"]
         if sent := [x for curve in curves for x in curve.x]:
             target = [100 * runs.workloads[place].target] * 2
-            curves.append(Curve("target", [min(sent), max(sent)], target, "#222222", 2))
+            curves.append(Curve("target", [min(sent), max(sent)], target, "#222222", 3))
         panels.append(Panel(runs.title(place), "megabytes sent", "test accuracy in the loop, %", curves, log_x=True))
     notes = [
         "The target is looked for with the head in the loop; bytes include the first fill of the table. Where frozen "
