@@ -186,9 +186,10 @@ This page is written by `dpzv reproduce` from run records, and by nothing else: 
   it.
 
 A run counts wherever it was computed: on a CPU round by round, or on an accelerator in fused rounds (`--set
-runtime.accelerator=cuda --jobs 4`), whose results differ by rounding. The records behind the published page are in the
-repository: `python -m benchmarks.reproduction_records unpack runs/reproduce-full` brings them back, and the command
-goes on from there.
+runtime.accelerator=cuda --jobs 4`). Results differ by rounding, which grows over a run; two computations of one run may
+end as far apart as two seeds. The records behind the published page are in the repository, and each says where it was
+computed: `python -m benchmarks.reproduction_records unpack runs/reproduce-full` brings them back, and the command goes
+on from there.
 
     {command}
 """

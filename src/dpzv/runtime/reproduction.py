@@ -204,7 +204,7 @@ def _cell(made: _Made, asked: Asked) -> Cell:
 
 
 def _anywhere(config: Config) -> Config:
-    """The same run on a CPU with one thread, by which it is found wherever it is computed; rounding alone differs."""
+    """The same run on a CPU with one thread, by which it is found wherever it is computed."""
     return msgspec.structs.replace(config, runtime=RuntimeSection(threads=1))
 
 
