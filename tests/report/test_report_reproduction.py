@@ -11,7 +11,15 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from dpzv.report.items import fig_budget, fig_convergence, fig_honest, fig_memory, fig_overview, fig_theory
+from dpzv.report.items import (
+    fig_budget,
+    fig_clipping,
+    fig_convergence,
+    fig_honest,
+    fig_memory,
+    fig_overview,
+    fig_theory,
+)
 from dpzv.report.panels import Curve, Panel, by_row, draw, level, over_budgets, window
 from dpzv.report.reproduced import ItemRuns, ItemTold, Line, Shown, lines_of, percent, standard
 from dpzv.report.reproduction_page import numbers, verdict, words, write_page
@@ -289,6 +297,22 @@ def test_the_words_below_a_figure_are_not_cut_off(panels: int, tmp_path: Path, m
     assert box.x0 >= 0
     assert box.x1 <= figure.bbox.width
     assert [text.get_text() for text in words.get_texts()] == names
+
+
+@pytest.mark.parametrize(("without_a_clip", "scale"), [(0.3, "linear"), (2e16, "log")])
+def test_a_loss_that_ran_away_has_a_logarithmic_axis(
+    without_a_clip: float, scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a plain one the other curve would have no shape."""
+    kept: list[Any] = []
+    monkeypatch.setattr("dpzv.report.panels.save", lambda figure, *paths: kept.append(figure))
+    lines = []
+    for cell, loss in zip(cells("dpzv", name="fig-clipping"), (0.2, without_a_clip), strict=True):
+        metrics = [{"round": t, "test_loss": loss} for t in (0, 200)]
+        lines.append(Line((replace(shown(cell, 0.5), metrics=metrics),)))
+    runs = ItemRuns("fig-clipping", item_of("fig-clipping"), workloads(), tuple(lines))
+    fig_clipping.told(runs, tmp_path / "fig-clipping")
+    assert [axes.get_yscale() for axes in kept[0].axes] == [scale]
 
 
 def test_bars_of_memory_are_named_in_full(tmp_path: Path) -> None:

@@ -11,7 +11,19 @@ from typing import Any
 from dpzv.report.figure_file import COLOURS, STYLES, legend, over_runs, plain_ticks, save, subplots
 from dpzv.report.reproduced import ItemRuns, Line, Shown, budget_text
 
-__all__ = ["CYCLE", "DASHED", "Curve", "Panel", "accuracy", "against", "by_case", "by_row", "draw", "level"]
+__all__ = [
+    "CYCLE",
+    "DASHED",
+    "MANY_TIMES",
+    "Curve",
+    "Panel",
+    "accuracy",
+    "against",
+    "by_case",
+    "by_row",
+    "draw",
+    "level",
+]
 __all__ += ["over_budgets", "window"]
 
 CYCLE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#222222")
@@ -27,7 +39,7 @@ MOST_WIDE = 3
 """The most panels side by side."""
 
 MANY_TIMES = 500
-"""Where a logarithmic axis ends at this many times its beginning, three marks a decade would overlap."""
+"""An axis that ends at this many times its beginning: a plain one hides curves, a logarithmic one has few marks."""
 
 
 @dataclass(frozen=True, slots=True)
