@@ -168,6 +168,37 @@ def test_what_was_never_reached_says_in_how_many_bytes_and_where_it_ended() -> N
     assert verdict(number, some, workloads()["mnist"]) == "worse: 1 of 3 seeds never get there"
 
 
+def test_frozen_devices_say_nothing_about_a_rival_which_has_another_head() -> None:
+    (number,) = [n for n in numbers() if n.what == "MNIST, MB until 90 %, VAFL"]
+    lines = lines_of([shown(cells("vafl")[0], 0.95, 16), shown(cells("frozen")[0], 0.94, 15)])
+    assert words(number, {number.item: lines}, workloads())[-1] == "better"
+
+
+@pytest.mark.parametrize(("rounds", "told"), [((0, 1), "; its first evaluation passed"), ((0, 0.5, 1), "")])
+def test_a_target_that_the_first_evaluation_passed_may_have_needed_less(rounds: tuple[float, ...], told: str) -> None:
+    """The summary notes that the target was passed in round 1."""
+    run = replace(shown(cells("dpzv")[0], 0.95, 16), metrics=[{"round": t} for t in rounds])
+    verdict_told = words(numbers()[0], {numbers()[0].item: lines_of([run])}, workloads())[-1]
+    assert verdict_told.startswith(f"better{told}")
+    assert run.at_once is bool(told)
+
+
+def test_what_stays_at_chance_matches_for_another_reason() -> None:
+    (number,) = [n for n in numbers() if n.what == "CIFAR-10, accuracy at epsilon 0.1, ZOO-VFL"]
+    (a,) = [c for c in cells("zoo-vfl", "cifar10", name="fig-tradeoff") if c.epsilon == 0.1]
+    found = [verdict(number, Line((shown(a, accuracy),)), workloads()["cifar10"]) for accuracy in (0.105, 0.2, 0.4)]
+    assert found == ["matches, at chance: ours never learned", "matches", "better"]
+
+
+def test_what_releases_nothing_or_is_not_private_names_no_budget() -> None:
+    found = {
+        row: Line((shown(cells(row, accounting="exact", name="fig-widths")[0]),)).rule for row in ("untrained", "dpzv")
+    }
+    assert found == {"untrained": ("exact", "0"), "dpzv": ("exact", "1")}
+    (cell, *_) = cells("backpropagation", accounting="exact", name="fig-widths")
+    assert Line((shown(cell),)).rule == ("-", "none")
+
+
 def test_outputs_that_are_no_numbers_are_no_success() -> None:
     (number,) = [n for n in numbers() if n.what == "CIFAR-10, accuracy at epsilon 0.1, ZOO-VFL"]
     (cell,) = [c for c in cells("zoo-vfl", "cifar10", name="fig-tradeoff") if c.epsilon == number.epsilon]
@@ -256,6 +287,8 @@ def test_the_accuracy_within_a_number_of_bytes_is_that_of_the_last_evaluation_be
 def test_the_mean_over_rounds_and_its_exponent() -> None:
     looks = [{"round": t, "squared_norm": value} for t, value in ((0, 8.0), (10, 4.0), (20, 0.0))]
     assert fig_theory._means({"gradient": looks}) == ([10.0, 20.0], [6.0, 4.0])
+    looks = [{"round": t, "squared_norm": value} for t, value in ((0, 8.0), (1, 4.0), (10, 4.0))]
+    assert fig_theory._means({"gradient": looks}) == ([1.0, 10.0], [6.0, 4.2])  # the start counts for one round
     x = [1.0, 4.0, 16.0]
     assert fig_theory._exponent(x, [value**-0.5 for value in x]) == pytest.approx(-0.5)
 

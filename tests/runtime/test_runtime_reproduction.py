@@ -285,7 +285,7 @@ def test_a_watched_run_is_the_run_itself(tmp_path: Path) -> None:
     file.write_text(configuration.render(digits()))
     gradient_norm.main(file, tmp_path / "watched")
     watched = json.loads((tmp_path / "watched" / "summary.json").read_text())
-    assert [line["round"] for line in watched["gradient"]] == [0, 4, 8, 12]
+    assert [line["round"] for line in watched["gradient"]] == [0, 1, 2, 4, 8, 12]
     assert run_in_turn([Job("plain", digits(), 12)], tmp_path, lambda state: True) == []
     (plain,) = tmp_path.glob("runs/plain-*/summary.json")
     assert watched["private_head"] == json.loads(plain.read_text())["private_head"]

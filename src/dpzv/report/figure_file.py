@@ -42,7 +42,7 @@ COLOURS = {
     "zoo-vfl": PINK,
     "frozen": GREY,
     "frozen-zo": "#b0b0b0",
-    "untrained": "#222222",
+    "untrained": "#8c564b",
     "backpropagation": "#222222",
     "public": "#e69f00",
     "whole": "#f0c000",

@@ -32,7 +32,7 @@ NOT_YET = "not run yet"
 MOST_WAITING = 3
 """Up to this many rows of a workload that were not run have a line each; more of them are told together."""
 
-PLAIN = "dpzv.runtime.plain_models"
+WITHOUT_PRIVACY = ("dpzv.runtime.plain_models", "dpzv.runtime.ceiling")
 """The program of the strong simple models, which have no privacy."""
 
 
@@ -86,6 +86,13 @@ class Shown:
         fitted = not self.cell.job.rounds and bool(target) and self.in_loop >= target[0]
         return self.megabytes if fitted else math.inf
 
+    @property
+    def at_once(self) -> bool:
+        """Whether the target was passed at the first evaluation after round 0, so that fewer bytes might have done."""
+        passed = list(self.known.get("targets", {}).values())
+        first = next((line["round"] for line in self.metrics if line["round"]), None)
+        return bool(passed) and passed[0]["round"] == first
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -116,9 +123,12 @@ class Line:
 
     @property
     def rule(self) -> tuple[str, str]:
-        """Its accounting and its budget in words; a program without privacy has neither."""
-        if self.cell.job.program == PLAIN:
+        """Its accounting and its budget in words; a program without privacy has neither, and no release costs 0."""
+        config = self.cell.job.config
+        if self.cell.job.program in WITHOUT_PRIVACY:
             return "-", "none"
+        if not self.cell.job.rounds and config.head.rule == "frozen":
+            return self.cell.accounting, "0"
         return self.cell.accounting, budget_text(self.cell.epsilon)
 
     @property

@@ -56,7 +56,10 @@ def squared_norm(simulation: Simulation, data: Dataset, place: str) -> tuple[flo
 
 
 def _watched(config: Config, data: Dataset) -> dict[str, Any]:
-    """Run `config` and look at the gradient before the first round, at every evaluation, and after the last round."""
+    """Run `config` and look at the gradient before it, at every evaluation, after the last round, and often early on.
+
+    After 1, 2, 4, 8 rounds and so on it is looked at, too, since it is largest at the start.
+    """
     place = accelerator_of(config)
     simulation = Simulation(config, data)
     lines: list[dict[str, float]] = []
@@ -66,8 +69,9 @@ def _watched(config: Config, data: Dataset) -> dict[str, Any]:
         lines.append({"round": t, "train_loss": value, "squared_norm": norm})
 
     def observe(snapshot: Any) -> bool:
-        if snapshot.stage == "rounds" and (snapshot.t % config.train.eval_every == 0 or snapshot.t == snapshot.T):
-            look(snapshot.t)
+        t = snapshot.t
+        if snapshot.stage == "rounds" and (t % config.train.eval_every == 0 or t == snapshot.T or t & (t - 1) == 0):
+            look(t)
         return True
 
     with tempfile.TemporaryDirectory() as scratch, simulation.opened(RunFolder.create(Path(scratch) / "run", "")):

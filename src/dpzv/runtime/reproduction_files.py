@@ -69,6 +69,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu: float
     cuda: float
     substitute: str
+    chance: float = 0.0  # the accuracy of a guess
     set: dict[str, Any] = {}
     paper: dict[str, Any] = {}  # at the paper's accounting, whose head has other steps
 

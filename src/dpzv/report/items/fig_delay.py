@@ -31,8 +31,8 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
         "so it is the run in which all are as slow: its rounds are those of equal speeds, and panels of delay have one "
         "point for both. Every device has the same number of rounds, so both end when the "
         "slowest has had its own; an asynchronous run learns from the others' rounds meanwhile. What frozen devices "
-        "send never gets old, so with them only the order of the head's batches differs. One seed: differences of some "
-        "tenths of a point are within its noise."
+        "send never gets old, so with them only the order of the head's batches differs. One seed: with the "
+        "first-order head some tenths of a point, and with the zeroth-order head one or two points, are noise."
     )
     return ItemTold(header, rows, [note], draw(panels, figure))
 

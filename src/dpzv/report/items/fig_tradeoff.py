@@ -22,5 +22,7 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
         "A rival's run whose length trials chose is longer at a larger budget, as long as the published noise on its "
         "embeddings stays what it was in the trials. Its steps are those of the short run, and some are too large for "
         "so many rounds. So the run that is as long as its trials stands beside it, on MNIST and CIFAR-10.",
+        "Without noise rivals' embeddings are not clipped either, while DPZV's differences are: at `none` a rival has "
+        "other inputs than those its steps were chosen for, and may diverge by them.",
     ]
     return ItemTold(*standard(runs), notes, draw(panels, figure))
