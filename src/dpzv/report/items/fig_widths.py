@@ -21,6 +21,7 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
         panels.append(Panel(runs.title(workload), label, "test accuracy, refitted, %", curves, True, False, ticks))
     notes = [
         "The settings are those of recipe mnist-cnn, which were chosen at width 4: 32 directions, batches of 4,096, 8 "
-        "bits, and records protected, not labels alone. So figures are not those of fig-honest. Means of all seeds.",
+        "bits, and records protected, not labels alone. So figures are not those of fig-honest.",
+        "Figures are means over seeds; backpropagation has one seed.",
     ]
     return ItemTold(*standard(runs), notes, draw(panels, figure))
