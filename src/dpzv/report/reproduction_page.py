@@ -99,19 +99,16 @@ def _by_the_head(number: Number, line: Line | None, frozen: Line | None) -> str:
     """
     if line is None or frozen is None or number.megabytes is None or not (line.finished and frozen.finished):
         return ""
-    if frozen.cell.kind.like != line.cell.row:
-        return ""
     own, still = line.mean(number.value), frozen.mean(number.value)
     assert own is not None
     assert still is not None
-    return "; frozen devices need no more" if still < math.inf and still <= own else ""
+    alike = frozen.cell.kind.like == line.cell.row
+    return "; frozen devices need no more" if alike and still < math.inf and still <= own else ""
 
 
 def _at_once(number: Number, line: Line | None) -> str:
     """What is added where the first evaluation after round 0 passed the target, in any run: bytes may be fewer."""
-    if line is None or number.megabytes is None:
-        return ""
-    once = any(run.at_once for run in line.finished)
+    once = line is not None and number.megabytes is not None and any(run.at_once for run in line.finished)
     return "; its first evaluation passed, so this is the most it can be" if once else ""
 
 
@@ -221,8 +218,8 @@ HOW_JUDGED = (
     "first fill, which is most of ours where a target is reached soon (`table-communication` has it alone). A target "
     "counts when one evaluation passes it, and a run may end below.",
     "Accuracies are those of the last round; the paper selects the best validation model. DPZV makes 5 or 10 passes "
-    "here, its zeroth-order head 100 on MNIST and CIFAR-10, with steps that were chosen on 10 and 5: there it falls "
-    "after its peak (`fig-convergence`).",
+    "here, its zeroth-order head 100 on MNIST and CIFAR-10, with steps that were chosen on 10 and 5, so it may end "
+    "below its peak (`fig-convergence`).",
     "Table 1 of the paper prints no epsilon: ours is 1, and 10 for ModelNet, at either accounting. After ± stands our "
     "standard deviation over seeds; the paper calls its own a sample variance.",
     "A rival's run is as long as its trials chose for the highest accuracy, since the published noise on its "

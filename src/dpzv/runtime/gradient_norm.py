@@ -56,10 +56,7 @@ def squared_norm(simulation: Simulation, data: Dataset, place: str) -> tuple[flo
 
 
 def _watched(config: Config, data: Dataset) -> dict[str, Any]:
-    """Run `config` and look at the gradient before it, at every evaluation, after the last round, and often early on.
-
-    After 1, 2, 4, 8 rounds and so on it is looked at, too, since it is largest at the start.
-    """
+    """Run `config` and look at the gradient at the start, after 1, 2, 4, 8 and more rounds, and at every evaluation."""
     place = accelerator_of(config)
     simulation = Simulation(config, data)
     lines: list[dict[str, float]] = []

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from dpzv.report.items.fig_tradeoff import UNCLIPPED
 from dpzv.report.panels import draw, over_budgets
 from dpzv.report.reproduced import ItemRuns, ItemTold, Shown, percent
 
@@ -29,8 +30,7 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
     notes = [
         "The paper does not print its number of bytes. Rivals whose trials chose a short run send fewer of them; at a "
         "larger budget they have a longer run, too, whose steps are those of the short one.",
-        "Without noise rivals' embeddings are not clipped either, while DPZV's differences are: at `none` a rival has "
-        "other inputs than those its steps were chosen for, and may diverge by them.",
+        UNCLIPPED,
     ]
     return ItemTold(header, rows, notes, draw(panels, figure))
 

@@ -46,12 +46,14 @@ def _panels(runs: ItemRuns, workload: str) -> list[Panel]:
         own = [line for line in lines if line.cell.row == row]
         for i, line in enumerate(own):
             name, colour = line.cell.case.name, CYCLE[(i + 1) // 2 % len(CYCLE)]
-            style = int(name.endswith(" synchronous"))
+            synchronous = name.endswith(" synchronous")
             curves.append(
-                against(line, lambda m: m["virtual_seconds"], accuracy, label=name, colour=colour, style=style)
+                against(
+                    line, lambda m: m["virtual_seconds"], accuracy, label=name, colour=colour, style=int(synchronous)
+                )
             )
-            if style:
-                continue
+            if synchronous:
+                continue  # its rounds are those of equal speeds
             delay, at_end = line.mean(_of("mean_delay")), line.mean(lambda run: run.in_loop)
             dots.append(Curve(name, [delay or 0.0], [100 * (at_end or 0.0)], colour, marker="o"))
         title = f"{runs.title(workload)}: {own[0].label}"

@@ -7,7 +7,13 @@ from pathlib import Path
 from dpzv.report.panels import draw, over_budgets
 from dpzv.report.reproduced import ItemRuns, ItemTold, standard
 
-__all__ = ["told"]
+__all__ = ["UNCLIPPED", "told"]
+
+UNCLIPPED = (
+    "Without noise rivals' embeddings are not clipped either, while DPZV's differences are: at `none` a rival has "
+    "other inputs than those its steps were chosen for, and may diverge by them."
+)
+"""What to mind where rivals stand beside DPZV without a budget."""
 
 
 def told(runs: ItemRuns, figure: Path) -> ItemTold:
@@ -22,7 +28,6 @@ def told(runs: ItemRuns, figure: Path) -> ItemTold:
         "A rival's run whose length trials chose is longer at a larger budget, as long as the published noise on its "
         "embeddings stays what it was in the trials. Its steps are those of the short run, and some are too large for "
         "so many rounds. So the run that is as long as its trials stands beside it, on MNIST and CIFAR-10.",
-        "Without noise rivals' embeddings are not clipped either, while DPZV's differences are: at `none` a rival has "
-        "other inputs than those its steps were chosen for, and may diverge by them.",
+        UNCLIPPED,
     ]
     return ItemTold(*standard(runs), notes, draw(panels, figure))
