@@ -17,9 +17,9 @@ MOST = {"simulation": 71, "network": 102}
 
 @cache
 def hops(kind: str) -> list[Hop]:
-    """The shortest of up to three traces: on a busy machine parties wait for each other, which takes more functions."""
+    """The shortest of up to eight traces: on a busy machine parties wait for each other, which takes more functions."""
     traces: list[list[Hop]] = []
-    while len(traces) < 3 and all(len(one) > MOST[kind] for one in traces):
+    while len(traces) < 8 and all(len(one) > MOST[kind] for one in traces):
         traces.append({"simulation": trace.simulation, "network": trace.network}[kind]())
     return min(traces, key=len)
 
